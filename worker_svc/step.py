@@ -1,0 +1,160 @@
+"""What crosses between the worker's service side and its tensor side: plain records, one step at a time.
+
+Owns the records of a step, of a loaded model, and the `Runner` protocol that the model runner and
+the simulated runner implement. Knows neither protobuf nor torch: `convert.py` builds these records
+from frames, a runner on its own thread consumes them. Columns lie side by side as in the frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pagewire.sampling_params import SamplingParams
+
+ProgressCallback = Callable[[str, float], None]
+"""Called on the runner's thread with (phase, fraction in [0, 1]); phases: `load_weights`, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request that the runner does not know: a first admission, or a resumption after preemption.
+
+    A resumed request carries its earlier outputs in `output_token_ids`; draws, penalties and
+    `min_tokens` go on from their count.
+    """
+
+    handle: int
+    """Small integer that names the request in later steps of this stream."""
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    sampling: SamplingParams
+    num_computed_tokens: int
+    """Tokens whose KV is already in `block_ids` (a prefix cache hit)."""
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step, as the scheduler decided it. `handles` and its columns are parallel.
+
+    Finished and preempted handles are dropped before new requests are added; a handle may be
+    preempted in one step and come back as a `NewRequest` in a later one, or in the same one.
+    """
+
+    step: int
+    new_requests: Sequence[NewRequest] = ()
+    handles: Sequence[int] = ()
+    """Every scheduled request, new ones included, each once."""
+    num_scheduled_tokens: Sequence[int] = ()
+    """One for each of `handles`, at least 1."""
+    new_block_counts: Sequence[int] = ()
+    """One for each of `handles`: how many of `new_block_ids` are appended to its block table; 0 for
+    a new request, whose blocks are in its `NewRequest`. Empty means all 0."""
+    new_block_ids: Sequence[int] = ()
+    """Flat, in the order of `handles`."""
+    finished_handles: Sequence[int] = ()
+    preempted_handles: Sequence[int] = ()
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A request that cannot go on. It fails again in each step that schedules it until it is finished."""
+
+    handle: int
+    reason: str
+    """Upper snake case, for ErrorInfo: `NAN_LOGITS`, `EMPTY_MASK`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobColumns:
+    """Log-probabilities of sampled tokens, before penalties and temperature, for the rows that asked.
+
+    `counts` is parallel to `ModelRunnerOutput.sampled_token_ids`: the entries of that token in the
+    flat columns, 0 when its request asked for none, else the sampled token first and then the top k
+    in falling order (the sampled token may be among them again).
+    """
+
+    counts: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    sampled_ranks: Sequence[int]
+    """Parallel to `counts`: rank of the sampled token in the vocabulary, 1 is the likeliest; 0 when
+    its request asked for no logprobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Where the time of a step went, in nanoseconds of a monotonic clock."""
+
+    prepare_ns: int = 0
+    """Updating request state and building the input tensors."""
+    forward_ns: int = 0
+    sample_ns: int = 0
+    total_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What a step gave. `handles` is the step's own order; every scheduled handle is in it."""
+
+    step: int
+    handles: Sequence[int]
+    num_sampled: Sequence[int]
+    """One for each of `handles`; 0 while its prefill is not complete, and for a failed row."""
+    sampled_token_ids: Sequence[int]
+    """Flat, in the order of `handles`."""
+    failed: Sequence[FailedRow] = ()
+    logprobs: LogprobColumns | None = None
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a loaded model is, for the scheduler's sizing and the gateway's checks."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    """The model's own limit on positions, or the configured one where that is smaller."""
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    dtype: str
+    """`float32` or `bfloat16`: what `auto` became."""
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    weights_digest: str
+    """Hex digest over the weights and the form they are computed in; part of the engine fingerprint."""
+    default_sampling: Mapping[str, float | int] = field(default_factory=dict)
+    """Sampling defaults that the model's publisher recommends, by SamplingParams field name."""
+
+
+class Runner(Protocol):
+    """The device side of a worker. Every method blocks and is called from one and the same thread."""
+
+    def load(self, progress: ProgressCallback) -> ModelInfo:
+        """Loads weights. Raises `PagewireError` or `ValueError` that says what to change."""
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one KV block over all layers, K and V. Needs `load`."""
+
+    def available_kv_bytes(self) -> int:
+        """Bytes that may go to the KV cache, after weights and the activations of a largest step."""
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        """Allocates the KV cache; block 0 is the null block. Calling again replaces the cache."""
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Runs one step. A bad row fails alone; an exception means that the whole step failed."""
+
+    def reset(self) -> None:
+        """Drops the KV cache and all requests and keeps the weights. Idempotent."""
