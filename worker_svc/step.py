@@ -1,4 +1,4 @@
-"""What crosses between the worker's service side and its tensor side: plain records, one step at a time.
+"""What crosses between the worker's service side and its tensor side: plain records of a step.
 
 Owns the records of a step, of a loaded model, and the `Runner` protocol that the model runner and
 the simulated runner implement. Knows neither protobuf nor torch: `convert.py` builds these records
@@ -66,7 +66,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A request that cannot go on. It fails again in each step that schedules it until it is finished."""
+    """A request that cannot go on; it fails again in each step that schedules it, until finished."""
 
     handle: int
     reason: str
@@ -75,7 +75,7 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities of sampled tokens, before penalties and temperature, for the rows that asked.
+    """Log-probabilities of sampled tokens, before penalties and temperature, where asked for.
 
     `counts` is parallel to `ModelRunnerOutput.sampled_token_ids`: the entries of that token in the
     flat columns, 0 when its request asked for none, else the sampled token first and then the top k
@@ -133,13 +133,13 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     weights_digest: str
-    """Hex digest over the weights and the form they are computed in; part of the engine fingerprint."""
+    """Hex digest over the weights' identity; part of the engine fingerprint."""
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling defaults that the model's publisher recommends, by SamplingParams field name."""
 
 
 class Runner(Protocol):
-    """The device side of a worker. Every method blocks and is called from one and the same thread."""
+    """The device side of a worker. Every method blocks and is called from one thread."""
 
     def load(self, progress: ProgressCallback) -> ModelInfo:
         """Loads weights. Raises `PagewireError` or `ValueError` that says what to change."""
@@ -148,7 +148,7 @@ class Runner(Protocol):
         """Bytes of one KV block over all layers, K and V. Needs `load`."""
 
     def available_kv_bytes(self) -> int:
-        """Bytes that may go to the KV cache, after weights and the activations of a largest step."""
+        """Bytes that may go to the KV cache, after weights and activations of a largest step."""
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the KV cache; block 0 is the null block. Calling again replaces the cache."""

@@ -1,0 +1,1 @@
+"""worker_svc: one process a device; loads weights, keeps the KV cache, executes steps."""
