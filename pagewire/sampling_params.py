@@ -1,0 +1,174 @@
+"""How a request's tokens are chosen and when it ends: values, bounds and defaults.
+
+Shared by the gateway, the SDK, the scheduler and the worker, so that a value is checked once and
+means the same everywhere. It knows nothing of the wire (each service's `convert` does that) and of
+the model (checks against the vocabulary take its size as an argument).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pagewire.kit.errors import InvalidRequestError
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy (vLLM V1's rule)."""
+
+MIN_TEMPERATURE = 0.01
+"""A temperature above zero and below this is raised to it, as vLLM V1 does."""
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping of one request; every field has the OpenAI / vLLM default."""
+
+    temperature: float = 1.0
+    """0 is greedy; else logits are divided by it. In [0, 2]."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches this. In (0, 1]."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this times the most likely one. In [0, 1]."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of every token that the output has. In [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output. In [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output. > 0."""
+    seed: int | None = None
+    """64-bit seed of the draws; the gateway fills it in when the client gave none."""
+    max_tokens: int | None = None
+    """Most output tokens; None: as many as the context holds."""
+    min_tokens: int = 0
+    """No end before this many output tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the output, found in the text after the fact."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string, or the stop token's text, in the text."""
+    ignore_eos: bool = False
+    """Go on past the end-of-sequence token."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    logprobs: int | None = None
+    """Return the log-probability of each output token and of this many most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same for prompt tokens."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of these token ids, clamped to [-100, 100]."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If not empty, only these can be drawn."""
+    bad_words: tuple[str, ...] = ()
+    """Words that the output must not hold; tokenized by the gateway."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """`bad_words` as token ids, both with and without a leading space."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_lengths()
+        self._check_stops()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def normalized(self) -> SamplingParams:
+        """Values that mean the same written one way, so that later code need not ask twice."""
+        if self.is_greedy:
+            return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+        return replace(
+            self, temperature=max(self.temperature, MIN_TEMPERATURE), top_k=max(self.top_k, 0)
+        )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            InvalidRequestError: A token id is outside [0, vocab_size).
+        """
+        check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        check_token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+        check_token_ids("logit_bias", (token_id for token_id, _ in self.logit_bias), vocab_size)
+        for word in self.bad_words_token_ids:
+            check_token_ids("bad_words", word, vocab_size)
+
+    def _check_numbers(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        for token_id, bias in self.logit_bias:
+            _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if self.top_k < -1:
+            raise _invalid("top_k", self.top_k, "must be -1 or 0 (off) or at least 1")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise _invalid("seed", self.seed, "must fit in 64 bits")
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise _invalid("max_tokens", self.max_tokens, "must be at least 1")
+        if self.min_tokens < 0:
+            raise _invalid("min_tokens", self.min_tokens, "must not be negative")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _invalid(
+                "min_tokens", self.min_tokens, f"must be at most max_tokens ({self.max_tokens})"
+            )
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                raise _invalid(name, value, f"must be between 0 and {MAX_LOGPROBS}")
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise _invalid(
+                "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings are allowed"
+            )
+        if any(not text for text in self.stop):
+            raise _invalid("stop", "''", "an empty stop string would end every output")
+        if any(len(text) > MAX_STOP_STRING_CHARS for text in self.stop):
+            raise _invalid(
+                "stop", "...", f"a stop string has at most {MAX_STOP_STRING_CHARS} characters"
+            )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise _invalid(
+                "stop_token_ids",
+                len(self.stop_token_ids),
+                f"at most {MAX_STOP_TOKEN_IDS} are allowed",
+            )
+        if any(not word for word in self.bad_words):
+            raise _invalid("bad_words", "''", "a bad word must not be empty")
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse token ids outside [0, vocab_size), naming `field`.
+
+    Raises:
+        InvalidRequestError: Names the first offending id and the vocabulary's size.
+    """
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise _invalid(field, token_id, f"token ids of this model are 0 to {vocab_size - 1}")
+
+
+def _check_range(
+    field: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> None:
+    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise _invalid(field, value, f"must be a finite number in {bracket}{low:g}, {high:g}]")
+
+
+def _invalid(field: str, value: object, rule: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{field}: {value} is not valid: {rule}", reason="INVALID_PARAMETER", field=field
+    )

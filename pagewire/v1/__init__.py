@@ -1,0 +1,1 @@
+"""Generated stubs of the wire contract in `protos/pagewire/v1`. `make protos` writes them."""
