@@ -1,0 +1,62 @@
+import math
+
+import pytest
+
+from pagewire.kit.errors import InvalidRequestError
+from pagewire.sampling_params import SamplingParams, check_token_ids
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", -0.1),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("repetition_penalty", 0.0),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("logprobs", 21),
+        ("stop", ("",)),
+        ("stop", ("a", "b", "c", "d", "e")),
+        ("bad_words", ("",)),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert field in str(caught.value)
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="max_tokens"):
+        SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_greedy_turns_the_other_settings_off() -> None:
+    params = SamplingParams(temperature=1e-6, top_p=0.5, top_k=7, min_p=0.1).normalized()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, 0, 0.0)
+
+
+def test_a_tiny_temperature_is_raised_and_top_k_minus_one_means_off() -> None:
+    params = SamplingParams(temperature=0.001, top_k=-1).normalized()
+    assert (params.temperature, params.top_k) == (0.01, 0)
+
+
+def test_token_ids_outside_the_vocabulary_are_refused_by_name() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(stop_token_ids=(3, 100)).check_vocabulary(100)
+    assert caught.value.field == "stop_token_ids"
+    assert "99" in str(caught.value)
+
+
+def test_token_ids_inside_the_vocabulary_pass() -> None:
+    check_token_ids("prompt", [0, 99], 100)

@@ -1,0 +1,81 @@
+from dataclasses import fields
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import engine_config_pb2
+from pagewire.wire import (
+    engine_config_from_proto,
+    engine_config_to_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+)
+
+token_ids = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn) -> SamplingParams:
+    min_tokens = draw(st.integers(0, 5))
+    return SamplingParams(
+        temperature=draw(st.floats(0, 2)),
+        top_p=draw(st.floats(0.01, 1)),
+        top_k=draw(st.integers(0, 100)),
+        min_p=draw(st.floats(0, 1)),
+        repetition_penalty=draw(st.floats(0.1, 2)),
+        presence_penalty=draw(st.floats(-2, 2)),
+        seed=draw(st.none() | st.integers(0, 2**64 - 1)),
+        max_tokens=draw(st.none() | st.integers(5, 1000)),
+        min_tokens=min_tokens,
+        stop=tuple(draw(st.lists(st.text(min_size=1, max_size=5), max_size=4))),
+        stop_token_ids=tuple(draw(st.lists(token_ids, max_size=3))),
+        ignore_eos=draw(st.booleans()),
+        skip_special_tokens=draw(st.booleans()),
+        include_stop_str_in_output=draw(st.booleans()),
+        logprobs=draw(st.none() | st.integers(0, 20)),
+        logit_bias=tuple(draw(st.lists(st.tuples(token_ids, st.floats(-100, 100)), max_size=3))),
+        bad_words_token_ids=tuple(
+            tuple(word) for word in draw(st.lists(st.lists(token_ids, min_size=1), max_size=3))
+        ),
+    )
+
+
+@given(sampling_params())
+def test_sampling_params_survive_the_wire(params: SamplingParams) -> None:
+    data = sampling_params_to_proto(params).SerializeToString()
+    message = type(sampling_params_to_proto(params)).FromString(data)
+    assert sampling_params_from_proto(message) == params
+
+
+def test_an_empty_message_means_the_defaults() -> None:
+    message = sampling_params_to_proto(SamplingParams())
+    assert sampling_params_from_proto(type(message)()) == SamplingParams()
+
+
+def test_a_negative_seed_keeps_its_64_bits() -> None:
+    message = sampling_params_to_proto(SamplingParams(seed=-1))
+    assert sampling_params_from_proto(message).seed == 2**64 - 1
+
+
+def test_engine_config_survives_the_wire() -> None:
+    config = EngineConfig(
+        model=ModelConfig(model="m", served_model_name=("a", "b"), max_model_len=77, seed=-5),
+        cache=CacheConfig(num_gpu_blocks_override=9, kv_cache_memory_bytes=2**40),
+        scheduler=SchedulerConfig(max_num_batched_tokens=999),
+    )
+    assert engine_config_from_proto(engine_config_to_proto(config)) == config
+
+
+def test_unset_options_stay_unset_on_the_wire() -> None:
+    assert engine_config_from_proto(engine_config_to_proto(EngineConfig())) == EngineConfig()
+
+
+def test_message_and_dataclass_have_the_same_fields() -> None:
+    message = engine_config_pb2.EngineConfig
+    assert [item.name for item in fields(EngineConfig)] == list(message.DESCRIPTOR.fields_by_name)
+    for item in fields(EngineConfig):
+        part = message.DESCRIPTOR.fields_by_name[item.name].message_type
+        config = getattr(EngineConfig(), item.name)
+        assert [f.name for f in fields(config)] == list(part.fields_by_name), item.name
