@@ -1,0 +1,137 @@
+"""What a step says to the worker, what the worker answers, and what clients get of it.
+
+Plain data, kept in columns where there is a row for every request of a step. `convert` turns it
+into messages; nothing here knows the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagewire.sampling_params import SamplingParams
+from scheduler_svc.request import Request
+from scheduler_svc.stop import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequestData:
+    """A request that the worker does not know: new, or resumed after a preemption or a loss."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    """Tokens already drawn; draws and penalties go on from their number."""
+    sampling_params: SamplingParams
+    num_computed_tokens: int
+    """Leading tokens whose KV the blocks already hold."""
+    block_ids: Sequence[int]
+    """The whole block table."""
+    lora_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRequestData:
+    """Requests that the worker knows, in columns: only what changed."""
+
+    request_ids: Sequence[str]
+    new_block_ids: Sequence[Sequence[int]]
+    """Appended to each block table; mostly empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. Rows are first the cached requests, then the new ones."""
+
+    step: int
+    """Counts from 1."""
+    requests: Sequence[Request]
+    """The live requests by row, for `update_from_output`; they don't go to the worker."""
+    num_scheduled_tokens: Sequence[int]
+    """By row."""
+    total_num_scheduled_tokens: int
+    scheduled_new_reqs: Sequence[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    finished_req_ids: Sequence[str]
+    """Ended since the last step; the worker forgets them before it takes the new ones."""
+    preempted_req_ids: Sequence[str]
+    """Lost their blocks; the worker forgets them too, they come again as new."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the worker need not hear of this step at all."""
+        return not (self.requests or self.finished_req_ids or self.preempted_req_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """The worker's answer to one step."""
+
+    step: int
+    sampled_token_ids: Sequence[Sequence[int]]
+    """By row of the step; empty for a prompt that is not computed to its end yet."""
+    logprobs: Mapping[int, object] = field(default_factory=dict)
+    """By row, where asked for; passed on unread."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """By row: requests that the model could not go on with, and a message fit for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """The end of a request."""
+
+    request_id: str
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens found in the prefix cache at the first admission."""
+    eos_token_id: int | None = None
+    stop_token_id: int | None = None
+    message: str = ""
+    """Why, if `reason` is ERROR."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """A request's first step: it left the queue."""
+
+    request_id: str
+    num_cached_tokens: int
+    queued_time_s: float
+    """How long it waited in the queue."""
+
+
+@dataclass(slots=True)
+class EngineCoreOutputs:
+    """What one client gets of one step; filled row by row, then handed on."""
+
+    step: int
+    request_ids: list[str] = field(default_factory=list)
+    """Of the rows that have new tokens."""
+    new_token_ids: list[Sequence[int]] = field(default_factory=list)
+    """By row."""
+    logprobs: dict[int, object] = field(default_factory=dict)
+    """By row, where there are any."""
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """The scheduler's figures at one moment; counters grow forever."""
+
+    num_requests_running: int
+    num_requests_waiting: int
+    num_tokens_waiting: int
+    """Prompt tokens of waiting requests."""
+    kv_cache_usage: float
+    """Share of blocks that requests hold, 0 to 1."""
+    num_free_blocks: int
+    num_blocks: int
+    """Null block included."""
+    num_preemptions: int
+    prefix_cache_queries: int
+    """Tokens looked up at admissions."""
+    prefix_cache_hits: int
+    """Tokens found."""

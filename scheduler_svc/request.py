@@ -1,0 +1,187 @@
+"""A request as it comes in, and its state while the scheduler has it.
+
+The tokens and the block hashes that follow from them live here; blocks do not (they are the KV
+cache manager's). It knows no clock, no wire and no policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pagewire.block_hash import hash_block
+from pagewire.sampling_params import SamplingParams
+from scheduler_svc.limits import SchedulerLimits
+from scheduler_svc.stop import FinishReason, StopRules
+
+
+class RequestStatus(IntEnum):
+    """Where a request is in its life; everything from FINISHED_STOPPED on is final."""
+
+    WAITING = 0
+    RUNNING = 1
+    PREEMPTED = 2
+    FINISHED_STOPPED = 3
+    FINISHED_LENGTH_CAPPED = 4
+    FINISHED_ABORTED = 5
+    FINISHED_ERROR = 6
+
+    @property
+    def is_finished(self) -> bool:
+        return self >= RequestStatus.FINISHED_STOPPED
+
+
+FINISHED_STATUS = {
+    FinishReason.STOP: RequestStatus.FINISHED_STOPPED,
+    FinishReason.LENGTH: RequestStatus.FINISHED_LENGTH_CAPPED,
+    FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
+    FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreRequest:
+    """What a client asks for; immutable."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling_params: SamplingParams
+    arrival_time_s: float
+    """Unix time when the request came to the system; a resumed one keeps its first arrival."""
+    client_id: int = 0
+    """Whom the outputs go to; the core only groups by it."""
+    output_token_ids: Sequence[int] = ()
+    """Tokens that a resumed request already delivered."""
+    is_resumed: bool = False
+    """It was admitted before, here or elsewhere: it passes queue limits, goes before new ones."""
+    priority: int = 0
+    cache_salt: str | None = None
+    """Only requests with the same salt share cached blocks."""
+    lora_digest: str | None = None
+    """Content digest of the adapter whose KV this request reads and writes."""
+    num_suspicions: int = 0
+    """Workers that died with this request in their step."""
+
+
+class Request:
+    """A live request.
+
+    Invariants: `all_token_ids` starts with the prompt; `num_computed_tokens` counts tokens whose KV
+    is in the cache or in a step under way; `block_hashes` has one hash a full block of
+    `all_token_ids` when prefix caching is on, else none.
+    """
+
+    __slots__ = (
+        "_hash_block_size",
+        "_next_hash_at",
+        "added_time_s",
+        "all_token_ids",
+        "block_hashes",
+        "client_id",
+        "core_request",
+        "first_scheduled_time_s",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "request_id",
+        "status",
+        "stop_rules",
+    )
+
+    def __init__(
+        self, core_request: EngineCoreRequest, limits: SchedulerLimits, now_s: float
+    ) -> None:
+        self.core_request = core_request
+        self.request_id = core_request.request_id
+        self.client_id = core_request.client_id
+        self.num_prompt_tokens = len(core_request.prompt_token_ids)
+        self.all_token_ids = [*core_request.prompt_token_ids, *core_request.output_token_ids]
+        self.stop_rules = _stop_rules(core_request, limits)
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the cache at the first admission; 0 before it."""
+        self.added_time_s = now_s
+        self.first_scheduled_time_s: float | None = None
+        self.block_hashes: list[bytes] = []
+        self._hash_block_size = limits.block_size if limits.enable_prefix_caching else 0
+        self._next_hash_at = self._hash_block_size or limits.max_model_len + 1
+        self._hash_full_blocks()
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens that are known."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the output so far."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        return self.core_request.sampling_params
+
+    @property
+    def queued_time_s(self) -> float:
+        """From coming in to the first step; 0 before it."""
+        if self.first_scheduled_time_s is None:
+            return 0.0
+        return self.first_scheduled_time_s - self.added_time_s
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Prompt logprobs need every prompt position computed, so a hit would lose some."""
+        return self.core_request.sampling_params.prompt_logprobs is None
+
+    def append_output_token(self, token_id: int) -> None:
+        self.all_token_ids.append(token_id)
+        if len(self.all_token_ids) >= self._next_hash_at:
+            self._hash_full_blocks()
+
+    def _hash_full_blocks(self) -> None:
+        block_size = self._hash_block_size
+        if not block_size:
+            return
+        tokens, hashes = self.all_token_ids, self.block_hashes
+        parent = hashes[-1] if hashes else None
+        for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+            parent = hash_block(
+                parent, tokens[start : start + block_size], self._extra_keys(is_first=start == 0)
+            )
+            hashes.append(parent)
+        self._next_hash_at = (len(hashes) + 1) * block_size
+
+    def _extra_keys(self, *, is_first: bool) -> tuple[str, ...]:
+        keys = []
+        if self.core_request.lora_digest is not None:
+            keys.append(f"lora:{self.core_request.lora_digest}")
+        if is_first and self.core_request.cache_salt is not None:
+            keys.append(f"salt:{self.core_request.cache_salt}")
+        return tuple(keys)
+
+
+def max_total_tokens(core_request: EngineCoreRequest, max_model_len: int) -> int:
+    """Prompt and output tokens that the request can reach at most."""
+    max_tokens = core_request.sampling_params.max_tokens
+    if max_tokens is None:
+        return max_model_len
+    return min(max_model_len, len(core_request.prompt_token_ids) + max_tokens)
+
+
+def _stop_rules(core_request: EngineCoreRequest, limits: SchedulerLimits) -> StopRules:
+    params = core_request.sampling_params
+    return StopRules(
+        eos_token_ids=frozenset() if params.ignore_eos else limits.eos_token_ids,
+        stop_token_ids=frozenset(params.stop_token_ids),
+        min_tokens=params.min_tokens,
+        num_prompt_tokens=len(core_request.prompt_token_ids),
+        max_total_tokens=max_total_tokens(core_request, limits.max_model_len),
+    )

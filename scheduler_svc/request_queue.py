@@ -1,0 +1,116 @@
+"""The waiting requests and the policy that orders them.
+
+A policy answers two questions: who is admitted next, and who is preempted when blocks run out. The
+queue does not know blocks, budgets or limits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from scheduler_svc.request import Request
+
+
+class RequestQueue(ABC):
+    """Waiting requests in a policy's order; every operation but iteration is O(1) or O(log n)."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        """Prompt tokens of all waiting requests together."""
+
+    @abstractmethod
+    def add(self, request: Request) -> None:
+        """Queue a request that just came in, new or resumed."""
+
+    @abstractmethod
+    def prepend(self, request: Request) -> None:
+        """Queue a request that was just preempted."""
+
+    @abstractmethod
+    def peek(self) -> Request:
+        """The request to admit next.
+
+        Raises:
+            IndexError: The queue is empty.
+        """
+
+    @abstractmethod
+    def remove(self, request: Request) -> None:
+        """Take out a request that is in the queue, wherever it is."""
+
+    @abstractmethod
+    def pick_victim(self, running: Sequence[Request]) -> Request:
+        """The running request to preempt next; `running` is not empty."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]: ...
+
+    @abstractmethod
+    def __contains__(self, request: Request) -> bool: ...
+
+
+class FCFSRequestQueue(RequestQueue):
+    """First come, first served; what was admitted before goes before what was not.
+
+    Two lanes, each linked and keyed by id so that aborts need no search: preempted and resumed
+    requests in the first, new ones in the second.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._admitted_before: OrderedDict[str, Request] = OrderedDict()
+        self._new: OrderedDict[str, Request] = OrderedDict()
+
+    def add(self, request: Request) -> None:
+        lane = self._admitted_before if request.core_request.is_resumed else self._new
+        lane[request.request_id] = request
+        self.num_tokens += request.num_prompt_tokens
+
+    def prepend(self, request: Request) -> None:
+        self._admitted_before[request.request_id] = request
+        self._admitted_before.move_to_end(request.request_id, last=False)
+        self.num_tokens += request.num_prompt_tokens
+
+    def peek(self) -> Request:
+        for lane in (self._admitted_before, self._new):
+            if lane:
+                return next(iter(lane.values()))
+        raise IndexError("no request is waiting")
+
+    def remove(self, request: Request) -> None:
+        lane = self._new if request.request_id in self._new else self._admitted_before
+        del lane[request.request_id]
+        self.num_tokens -= request.num_prompt_tokens
+
+    def pick_victim(self, running: Sequence[Request]) -> Request:
+        return running[-1]
+
+    def __len__(self) -> int:
+        return len(self._admitted_before) + len(self._new)
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._admitted_before.values()
+        yield from self._new.values()
+
+    def __contains__(self, request: Request) -> bool:
+        lane = self._new if request.request_id in self._new else self._admitted_before
+        return lane.get(request.request_id) is request
+
+
+_POLICIES: dict[str, type[RequestQueue]] = {"fcfs": FCFSRequestQueue}
+
+
+def create_request_queue(policy: str) -> RequestQueue:
+    """Build the queue of a policy.
+
+    Raises:
+        ValueError: No such policy.
+    """
+    if policy not in _POLICIES:
+        raise ValueError(f"policy={policy!r}: must be one of {', '.join(sorted(_POLICIES))}")
+    return _POLICIES[policy]()

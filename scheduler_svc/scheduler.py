@@ -1,0 +1,431 @@
+"""Continuous batching: which tokens of which requests are computed in the next step.
+
+There is no prefill and no decode phase: a request has tokens and computed tokens, and every step
+lets the second catch up with the first within the token budget. The scheduler owns the live
+requests, the running list and the waiting queue. It knows no clock (time is an argument), no wire
+and no worker; `engine_core` calls `add_request`, `finish_requests`, `schedule` and
+`update_from_output` from one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pagewire.kit.errors import AlreadyExistsError
+from scheduler_svc.admission import check_queue, check_request
+from scheduler_svc.kv_cache_manager import KVCacheManager, PrefixHit
+from scheduler_svc.limits import SchedulerLimits
+from scheduler_svc.output import (
+    CachedRequestData,
+    EngineCoreOutputs,
+    FinishedRequest,
+    ModelRunnerOutput,
+    NewRequestData,
+    ScheduledRequest,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
+from scheduler_svc.request_queue import create_request_queue
+from scheduler_svc.stop import FinishReason, Stop, check_stop
+
+ABORTED = Stop(FinishReason.ABORT)
+FAILED = Stop(FinishReason.ERROR)
+
+
+@dataclass(slots=True)
+class _StepPlan:
+    """The step that `schedule` is putting together, in columns by row."""
+
+    token_budget: int
+    requests: list[Request] = field(default_factory=list)
+    num_scheduled_tokens: list[int] = field(default_factory=list)
+    cached_req_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[Sequence[int]] = field(default_factory=list)
+    new_reqs: list[NewRequestData] = field(default_factory=list)
+    preempted_req_ids: list[str] = field(default_factory=list)
+
+    def add_cached(self, request: Request, num_new: int, block_ids: Sequence[int]) -> None:
+        self.token_budget -= num_new
+        self.requests.append(request)
+        self.num_scheduled_tokens.append(num_new)
+        self.cached_req_ids.append(request.request_id)
+        self.new_block_ids.append(block_ids)
+
+    def add_new(self, request: Request, num_new: int, data: NewRequestData) -> None:
+        self.token_budget -= num_new
+        self.requests.append(request)
+        self.num_scheduled_tokens.append(num_new)
+        self.new_reqs.append(data)
+
+
+class Scheduler:
+    """The requests of one engine.
+
+    Invariants between calls: every live request is in `_requests` and in exactly one of `_running`
+    and `_waiting`; exactly the running ones have a block table.
+    """
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.kv_cache = KVCacheManager(
+            limits.num_blocks, limits.block_size, enable_caching=limits.enable_prefix_caching
+        )
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._waiting = create_request_queue(limits.policy)
+        self._finished_req_ids: list[str] = []
+        self._preempted_req_ids: list[str] = []
+        self._newly_scheduled: list[Request] = []
+        self._step = 0
+        self._num_preemptions = 0
+        self._num_watermark_blocks = int(limits.watermark * limits.num_blocks)
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the next step has anything to tell the worker."""
+        return bool(self._requests or self._finished_req_ids or self._preempted_req_ids)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add_request(self, core_request: EngineCoreRequest, now_s: float) -> Request:
+        """Check a request and put it in the queue.
+
+        Args:
+            core_request: The request.
+            now_s: Time on the clock that `schedule` is given too.
+
+        Raises:
+            InvalidRequestError: It can never be served here.
+            AlreadyExistsError: A live request has its id.
+            QueueFullError: Too much is waiting.
+        """
+        if core_request.request_id in self._requests:
+            raise AlreadyExistsError(
+                f"request {core_request.request_id!r} is already live",
+                reason="DUPLICATE_REQUEST_ID",
+                field="request_id",
+            )
+        check_request(core_request, self.limits)
+        check_queue(core_request, self._waiting, self.limits)
+        request = Request(core_request, self.limits, now_s)
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+        return request
+
+    def finish_requests(
+        self, request_ids: Iterable[str] | None, stop: Stop = ABORTED, message: str = ""
+    ) -> dict[int, list[FinishedRequest]]:
+        """End requests from outside; their blocks are free at once.
+
+        Args:
+            request_ids: None for all; unknown ids (ended meanwhile) are passed over.
+            stop: What to call it.
+            message: For the client, if it is an error.
+
+        Returns:
+            What ended, by client.
+        """
+        ids = list(self._requests) if request_ids is None else request_ids
+        ended: dict[int, list[FinishedRequest]] = {}
+        for request_id in ids:
+            request = self._requests.get(request_id)
+            if request is not None:
+                finished = self._finish(request, stop, message)
+                ended.setdefault(request.client_id, []).append(finished)
+        self._drop_finished_from_running()
+        return ended
+
+    def schedule(self, now_s: float) -> SchedulerOutput:
+        """Plan one step: running requests first, in order, then waiting ones.
+
+        `num_computed_tokens` advances here already, so that the next step could be planned before
+        this one is executed.
+        """
+        plan = _StepPlan(self.limits.max_num_batched_tokens)
+        self._schedule_running(plan)
+        if not plan.preempted_req_ids:
+            self._schedule_waiting(plan, now_s)
+        output = self._take_output(plan)
+        self._advance(plan)
+        return output
+
+    def update_from_output(
+        self, output: SchedulerOutput, result: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in what the worker sampled in a step.
+
+        Tokens of requests that ended meanwhile are ignored.
+
+        Returns:
+            What is new, by client.
+        """
+        outputs: dict[int, EngineCoreOutputs] = {}
+        self._report_first_scheduled(outputs, output.step)
+        any_finished = False
+        for row, (request, token_ids) in enumerate(
+            zip(output.requests, result.sampled_token_ids, strict=True)
+        ):
+            if request.status >= RequestStatus.FINISHED_STOPPED:
+                continue
+            stop, message = None, ""
+            if token_ids:
+                token_ids, stop = _append_tokens(request, token_ids)
+                client = _outputs_for(outputs, request, output.step)
+                if row in result.logprobs:
+                    client.logprobs[len(client.request_ids)] = result.logprobs[row]
+                client.request_ids.append(request.request_id)
+                client.new_token_ids.append(token_ids)
+            elif row in result.errors:
+                stop, message = FAILED, result.errors[row]
+            elif request.num_computed_tokens >= request.num_tokens:
+                # Nothing would ever schedule it again.
+                stop, message = FAILED, "the worker drew no token"
+            if stop is not None:
+                any_finished = True
+                finished = self._finish(request, stop, message)
+                _outputs_for(outputs, request, output.step).finished.append(finished)
+        if any_finished:
+            self._drop_finished_from_running()
+        return outputs
+
+    def preempt_all(self) -> int:
+        """Drop the KV of everything that runs and keep its tokens: the worker's cache is gone.
+
+        Order is kept: what was first in the running list will be admitted first.
+
+        Returns:
+            How many requests were preempted.
+        """
+        num_preempted = len(self._running)
+        while self._running:
+            self._preempt(self._running[-1])
+        return num_preempted
+
+    def forget_worker(self) -> None:
+        """Forget what a lost worker had: its KV, and whatever it was still to be told."""
+        self.preempt_all()
+        self.kv_cache.reset_prefix_cache()
+        self._finished_req_ids.clear()
+        self._preempted_req_ids.clear()
+
+    def make_stats(self) -> SchedulerStats:
+        cache = self.kv_cache
+        return SchedulerStats(
+            num_requests_running=len(self._running),
+            num_requests_waiting=len(self._waiting),
+            num_tokens_waiting=self._waiting.num_tokens,
+            kv_cache_usage=cache.usage,
+            num_free_blocks=cache.num_free_blocks,
+            num_blocks=cache.num_blocks,
+            num_preemptions=self._num_preemptions,
+            prefix_cache_queries=cache.stats.num_queries,
+            prefix_cache_hits=cache.stats.num_hits,
+        )
+
+    def check_integrity(self) -> None:
+        """Verify the invariants of scheduler and cache; walks everything.
+
+        Raises:
+            RuntimeError: Names the first that does not hold.
+        """
+        self.kv_cache.check_integrity()
+        waiting, running = list(self._waiting), self._running
+        if len(waiting) != len(self._waiting):
+            raise RuntimeError("the waiting queue's count is wrong")
+        if self._waiting.num_tokens != sum(request.num_prompt_tokens for request in waiting):
+            raise RuntimeError("the waiting queue's tokens are counted wrong")
+        ids = sorted(request.request_id for request in [*waiting, *running])
+        if ids != sorted(self._requests):
+            raise RuntimeError("live requests are not those that wait or run")
+        if any(request.status is not RequestStatus.RUNNING for request in running):
+            raise RuntimeError("a request in the running list is not running")
+        if self.kv_cache.num_tables != len(running):
+            raise RuntimeError("block tables are not those of the running requests")
+
+    # The passes of schedule().
+
+    def _schedule_running(self, plan: _StepPlan) -> None:
+        # By index: a preemption shortens the list behind the cursor's request.
+        running, index = self._running, 0
+        while index < len(running) and plan.token_budget > 0:
+            request = running[index]
+            num_new = min(self._num_pending_tokens(request), plan.token_budget)
+            if num_new > 0:
+                block_ids = self._allocate_or_preempt(request, num_new, plan)
+                if block_ids is None:
+                    return
+                plan.add_cached(request, num_new, block_ids)
+            index += 1
+
+    def _schedule_waiting(self, plan: _StepPlan, now_s: float) -> None:
+        # The head of the queue is never skipped for a smaller request.
+        while (
+            self._waiting
+            and plan.token_budget > 0
+            and len(self._running) < self.limits.max_num_seqs
+        ):
+            request = self._waiting.peek()
+            hit = self.kv_cache.get_computed_blocks(request)
+            num_new = self._num_pending_tokens(request, hit.num_tokens)
+            if num_new > plan.token_budget and not self.limits.enable_chunked_prefill:
+                return
+            num_new = min(num_new, plan.token_budget)
+            block_ids = self.kv_cache.admit(
+                request,
+                hit,
+                num_new,
+                num_reserved_tokens=request.num_tokens if self.limits.reserve_full_isl else 0,
+                num_spare_blocks=self._num_watermark_blocks if self._running else 0,
+            )
+            if block_ids is None:
+                return
+            self._start(request, hit, now_s)
+            plan.add_new(request, num_new, _new_request_data(request, block_ids))
+
+    def _take_output(self, plan: _StepPlan) -> SchedulerOutput:
+        self._step += 1
+        output = SchedulerOutput(
+            step=self._step,
+            requests=plan.requests,
+            num_scheduled_tokens=plan.num_scheduled_tokens,
+            total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.token_budget,
+            scheduled_new_reqs=plan.new_reqs,
+            scheduled_cached_reqs=CachedRequestData(plan.cached_req_ids, plan.new_block_ids),
+            finished_req_ids=self._finished_req_ids,
+            preempted_req_ids=self._preempted_req_ids,
+        )
+        self._finished_req_ids, self._preempted_req_ids = [], []
+        return output
+
+    def _advance(self, plan: _StepPlan) -> None:
+        for request, num_new in zip(plan.requests, plan.num_scheduled_tokens, strict=True):
+            request.num_computed_tokens += num_new
+
+    # Moves of one request.
+
+    def _num_pending_tokens(self, request: Request, num_hit_tokens: int = 0) -> int:
+        num_new = len(request.all_token_ids) - request.num_computed_tokens - num_hit_tokens
+        threshold = self.limits.long_prefill_token_threshold
+        return threshold if 0 < threshold < num_new else num_new
+
+    def _allocate_or_preempt(
+        self, request: Request, num_new: int, plan: _StepPlan
+    ) -> Sequence[int] | None:
+        """Make room for a running request, at the cost of others if need be.
+
+        Returns:
+            The new block ids; None if the request itself had to go.
+        """
+        while True:
+            block_ids = self.kv_cache.allocate_slots(request, num_new)
+            if block_ids is not None:
+                return block_ids
+            # Never a request that this step already holds: first come, first served picks the
+            # last, which is this one or one behind it.
+            victim = self._waiting.pick_victim(self._running)
+            self._preempt(victim)
+            plan.preempted_req_ids.append(victim.request_id)
+            if victim is request:
+                return None
+
+    def _preempt(self, request: Request) -> None:
+        self.kv_cache.free(request)
+        if self._running[-1] is request:
+            self._running.pop()
+        else:
+            self._running.remove(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._preempted_req_ids.append(request.request_id)
+        self._waiting.prepend(request)
+
+    def _start(self, request: Request, hit: PrefixHit, now_s: float) -> None:
+        self._waiting.remove(request)
+        self._running.append(request)
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = hit.num_tokens
+        if request.first_scheduled_time_s is None:
+            request.first_scheduled_time_s = now_s
+            # A resumed request may hit blocks of its own output; usage counts the prompt alone.
+            request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
+            self._newly_scheduled.append(request)
+
+    def _finish(self, request: Request, stop: Stop, message: str) -> FinishedRequest:
+        if request.status is RequestStatus.RUNNING:
+            self.kv_cache.free(request)
+            self._finished_req_ids.append(request.request_id)
+        else:
+            self._waiting.remove(request)
+        request.status = FINISHED_STATUS[stop.reason]
+        del self._requests[request.request_id]
+        return FinishedRequest(
+            request_id=request.request_id,
+            reason=stop.reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            eos_token_id=stop.eos_token_id,
+            stop_token_id=stop.stop_token_id,
+            message=message,
+        )
+
+    def _drop_finished_from_running(self) -> None:
+        self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
+
+    def _report_first_scheduled(self, outputs: dict[int, EngineCoreOutputs], step: int) -> None:
+        for request in self._newly_scheduled:
+            if not request.status.is_finished:
+                _outputs_for(outputs, request, step).scheduled.append(
+                    ScheduledRequest(
+                        request_id=request.request_id,
+                        num_cached_tokens=request.num_cached_tokens,
+                        queued_time_s=request.queued_time_s,
+                    )
+                )
+        self._newly_scheduled.clear()
+
+
+def _append_tokens(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[int], Stop | None]:
+    """Append tokens one by one up to the first that ends the output; the rest is dropped."""
+    for index, token_id in enumerate(token_ids):
+        request.append_output_token(token_id)
+        stop = check_stop(request.stop_rules, request.num_tokens, token_id)
+        if stop is not None:
+            return token_ids[: index + 1], stop
+    return token_ids, None
+
+
+def _outputs_for(
+    outputs: dict[int, EngineCoreOutputs], request: Request, step: int
+) -> EngineCoreOutputs:
+    client = outputs.get(request.client_id)
+    if client is None:
+        client = outputs[request.client_id] = EngineCoreOutputs(step)
+    return client
+
+
+def _new_request_data(request: Request, block_ids: Sequence[int]) -> NewRequestData:
+    core_request = request.core_request
+    return NewRequestData(
+        request_id=request.request_id,
+        prompt_token_ids=core_request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        sampling_params=core_request.sampling_params,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=block_ids,
+        lora_digest=core_request.lora_digest,
+    )

@@ -1,0 +1,142 @@
+"""Random lives of a scheduler: nothing leaks, nothing starves, every output is exact."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagewire.kit.errors import PagewireError
+from scheduler_svc.request import Request
+from tests.scheduler_svc.factories import add, make_scheduler, scheduled
+from tests.scheduler_svc.sim_model import SimModel, expected_output
+
+MAX_MODEL_LEN = 40
+
+# Two tokens only, so that prompts have beginnings in common.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(2, 24),
+        block_size=st.integers(1, 6),
+        max_num_batched_tokens=st.integers(1, 40),
+        max_num_seqs=st.integers(1, 6),
+        enable_prefix_caching=st.booleans(),
+        reserve_full_isl=st.booleans(),
+        long_prefill_token_threshold=st.integers(0, 5),
+        watermark=st.sampled_from([0.0, 0.1, 0.5]),
+    )
+    def start(self, **limits: object) -> None:
+        self.scheduler = make_scheduler(**limits, max_model_len=MAX_MODEL_LEN)
+        self.model = SimModel(limits["num_blocks"], limits["block_size"])
+        self.live: dict[str, Request] = {}
+        self.delivered: dict[str, list[int]] = {}
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 12), salt=st.sampled_from([None, "a"]))
+    def add(self, prompt: list[int], max_tokens: int, salt: str | None) -> None:
+        try:
+            request = add(self.scheduler, prompt, max_tokens=max_tokens, cache_salt=salt)
+        except PagewireError as error:
+            assert error.reason == "EXCEEDS_KV_CACHE"
+            return
+        self.live[request.request_id] = request
+        self.delivered[request.request_id] = []
+
+    @rule(prompt=prompts, max_tokens=st.integers(2, 12), data=st.data())
+    def add_resumed(self, prompt: list[int], max_tokens: int, data: st.DataObject) -> None:
+        output = expected_output(prompt, max_tokens)
+        num_delivered = data.draw(st.integers(0, max_tokens - 1))
+        before = output[:num_delivered]
+        if 999 in before:
+            return
+        try:
+            request = add(
+                self.scheduler,
+                prompt,
+                max_tokens=max_tokens,
+                output_token_ids=before,
+                is_resumed=True,
+            )
+        except PagewireError as error:
+            assert error.reason == "EXCEEDS_KV_CACHE"
+            return
+        self.live[request.request_id] = request
+        self.delivered[request.request_id] = list(before)
+
+    @rule()
+    def step(self) -> None:
+        output = self.scheduler.schedule(0.0)
+        limits = self.scheduler.limits
+        assert sum(scheduled(output).values()) <= limits.max_num_batched_tokens
+        assert self.scheduler.num_running <= limits.max_num_seqs
+        self._update(output)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        self.scheduler.finish_requests([request_id])
+        del self.live[request_id]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort_in_a_step(self, data: st.DataObject) -> None:
+        output = self.scheduler.schedule(0.0)
+        result = self.model.execute(output)
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        self.scheduler.finish_requests([request_id])
+        del self.live[request_id]
+        self._take(self.scheduler.update_from_output(output, result))
+
+    @rule()
+    def lose_the_worker(self) -> None:
+        self.scheduler.schedule(0.0)
+        self.scheduler.forget_worker()
+        self.model.lose_everything()
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        idle = self.scheduler.num_running == 0
+        assert self.scheduler.kv_cache.reset_prefix_cache() == idle
+
+    @invariant()
+    def is_whole(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        # The worst case is one token of progress a step, after a prefill one token at a time.
+        num_steps = (len(self.live) + 1) * MAX_MODEL_LEN * MAX_MODEL_LEN
+        while self.scheduler.has_work and num_steps > 0:
+            self.step()
+            num_steps -= 1
+        assert not self.live
+        assert self.scheduler.make_stats().kv_cache_usage == 0
+        assert self.model.num_requests == 0
+        self.scheduler.check_integrity()
+
+    def _update(self, output: object) -> None:
+        self._take(self.scheduler.update_from_output(output, self.model.execute(output)))
+
+    def _take(self, outputs: dict) -> None:
+        for client in outputs.values():
+            for request_id, token_ids in zip(client.request_ids, client.new_token_ids, strict=True):
+                self.delivered[request_id] += token_ids
+            for end in client.finished:
+                request = self.live.pop(end.request_id)
+                eos = self.scheduler.limits.eos_token_ids
+                max_tokens = request.sampling_params.max_tokens
+                prompt = request.core_request.prompt_token_ids
+                expected = expected_output(prompt, max_tokens, eos)[: MAX_MODEL_LEN - len(prompt)]
+                assert self.delivered[end.request_id] == expected
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
