@@ -1,0 +1,229 @@
+"""The plain reference backend: paged attention in PyTorch operations, on any device.
+
+Keys are reduced in a fixed order for each query: tiles of `TILE_TOKENS` positions from the start of
+the sequence, joined by an online softmax in float32. A trailing tile, or the padding of one, adds
+exact zeros, so neither batch mates nor chunk borders change which sums a query takes. Single
+queries (decode) run together over gathered tiles; a row of several (prefill) runs alone.
+Positions that a row doesn't own are read from the null block, never from another request's slots:
+a NaN that a failed request left in the cache reaches nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.attention.base import AttentionMetadata, AttentionSpec
+
+TILE_TOKENS = 256
+"""Keys of one tile."""
+TILE_PADDING = 64
+"""Tiles are cut to a multiple of this: within it, vectorized sums keep their lanes."""
+_LOWEST = -1e30
+"""Starts the running maximum: finite, so that a tile which is masked as a whole gives exp(-inf)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVTile:
+    """Keys [start, start + width) of `num_rows` rows, and where they lie in a layer's cache."""
+
+    start: int
+    width: int
+    gather_index: torch.Tensor
+    """[num_rows * num_kv_heads * width] int64 into a cache viewed as [-1, head_dim]."""
+    owned: torch.Tensor
+    """[num_rows, 1, width] bool: the position is below the row's length."""
+
+
+class TorchAttentionBackend:
+    """KV cache as one tensor a layer and kind: [num_blocks, block_size, num_kv_heads, head_dim]."""
+
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype) -> None:
+        self._spec = spec
+        self._dtype = dtype
+        self._block_size = 0
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        self.free_kv_cache()
+        spec = self._spec
+        shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
+        # Zeros, since padding is read from block 0, and 0 * NaN would not be 0.
+        self._keys = [torch.zeros(shape, dtype=self._dtype) for _ in range(spec.num_layers)]
+        self._values = [torch.zeros(shape, dtype=self._dtype) for _ in range(spec.num_layers)]
+        self._block_size = block_size
+
+    def free_kv_cache(self) -> None:
+        self._keys, self._values = [], []
+
+    def begin_step(self, metadata: AttentionMetadata) -> TorchStepAttention:
+        if not self._keys:
+            raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
+        return TorchStepAttention(self._spec, self._block_size, self._keys, self._values, metadata)
+
+
+class TorchStepAttention:
+    """One step over the caches of `TorchAttentionBackend`."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        block_size: int,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        metadata: AttentionMetadata,
+    ) -> None:
+        self._spec = spec
+        self._block_size = block_size
+        self._keys = keys
+        self._values = values
+        self._slots, self._written = _written_slots(metadata.slot_mapping)
+        self._seq_lens = metadata.seq_lens
+        self._starts = metadata.query_start_loc
+        self._num_single = metadata.num_single_rows
+        self._tiles = [
+            list(self._make_tiles(rows, metadata)) for rows in self._row_groups(len(self._seq_lens))
+        ]
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        self._write(self._keys[layer], key)
+        self._write(self._values[layer], value)
+        output = torch.empty_like(query)
+        groups = self._row_groups(len(self._seq_lens))
+        for rows, tiles in zip(groups, self._tiles, strict=True):
+            tokens = slice(self._starts[rows.start], self._starts[rows.stop])
+            if rows.stop <= self._num_single:
+                output[tokens] = self._attend_single(layer, query[tokens], tiles)
+            else:
+                first_position = self._seq_lens[rows.start] - (tokens.stop - tokens.start)
+                output[tokens] = self._attend_row(layer, query[tokens], tiles, first_position)
+        return output.flatten(1)
+
+    def _row_groups(self, num_rows: int) -> list[slice]:
+        """All single-token rows as one group, then each other row alone."""
+        single = [slice(0, self._num_single)] if self._num_single else []
+        return single + [slice(row, row + 1) for row in range(self._num_single, num_rows)]
+
+    def _write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
+        rows = new.reshape(new.shape[0], -1)
+        if self._written is not None:
+            rows = rows[self._written]
+        cache.view(-1, rows.shape[1]).index_copy_(0, self._slots, rows)
+
+    def _make_tiles(self, rows: slice, metadata: AttentionMetadata) -> Iterator[KVTile]:
+        seq_lens = torch.tensor(self._seq_lens[rows])
+        tables = metadata.block_tables[rows]
+        heads = torch.arange(self._spec.num_kv_heads)[:, None]
+        longest = int(seq_lens[0])
+        for start in range(0, longest, TILE_TOKENS):
+            num_rows = int((seq_lens > start).sum())  # A prefix: lengths fall.
+            width = min(TILE_TOKENS, _round_up(longest - start, TILE_PADDING))
+            positions = torch.arange(start, start + width)
+            owned = positions < seq_lens[:num_rows, None]  # [num_rows, width]
+            blocks = (positions // self._block_size).clamp(max=tables.shape[1] - 1)
+            slots = tables[:num_rows, blocks] * self._block_size + positions % self._block_size
+            slots = torch.where(owned, slots, 0)
+            index = slots[:, None, :] * self._spec.num_kv_heads + heads
+            yield KVTile(start, width, index.flatten(), owned[:, None, :])
+
+    def _gather(self, cache: torch.Tensor, tile: KVTile) -> torch.Tensor:
+        """Keys or values of a tile, [num_rows * num_kv_heads, width, head_dim] float32."""
+        head_dim = self._spec.head_dim
+        flat = cache.view(-1, head_dim).index_select(0, tile.gather_index)
+        return flat.view(-1, tile.width, head_dim).float()
+
+    def _attend_single(self, layer: int, query: torch.Tensor, tiles: list[KVTile]) -> torch.Tensor:
+        """Rows of one query each: [num_rows, num_heads, head_dim] in and out."""
+        spec = self._spec
+        queries = query.view(-1, spec.group_size, spec.head_dim).float()
+        state = _OnlineSoftmax(queries)
+        window = spec.sliding_windows[layer]
+        positions = torch.tensor(self._seq_lens[: self._num_single])[:, None, None] - 1
+        for tile in tiles:
+            visible = tile.owned  # [num_rows, 1, width]
+            num_rows = visible.shape[0]
+            if window is not None:
+                keys = torch.arange(tile.start, tile.start + tile.width)
+                visible = visible & (keys > positions[:num_rows] - window)
+            hidden = ~visible[:, None].expand(-1, spec.num_kv_heads, -1, -1).flatten(0, 1)
+            part = slice(0, num_rows * spec.num_kv_heads)
+            keys = self._gather(self._keys[layer], tile)
+            values = self._gather(self._values[layer], tile)
+            scores = torch.bmm(queries[part], keys.transpose(1, 2)) * spec.scale
+            state.add((part, slice(None)), scores.masked_fill_(hidden, -torch.inf), values)
+        return state.result().view(-1, spec.num_heads, spec.head_dim).to(query.dtype)
+
+    def _attend_row(
+        self, layer: int, query: torch.Tensor, tiles: list[KVTile], first_position: int
+    ) -> torch.Tensor:
+        """One row of several queries: [num_tokens, num_heads, head_dim] in and out."""
+        spec, group = self._spec, self._spec.group_size
+        num_tokens = query.shape[0]
+        # [num_kv_heads, num_tokens * group, head_dim]: queries of a KV head are rows of one GEMM.
+        queries = (
+            query.view(num_tokens, spec.num_kv_heads, group, spec.head_dim)
+            .transpose(0, 1)
+            .flatten(1, 2)
+            .float()
+        )
+        state = _OnlineSoftmax(queries)
+        window = spec.sliding_windows[layer]
+        positions = torch.arange(first_position, first_position + num_tokens)
+        positions = positions.repeat_interleave(group)[:, None]  # [num_tokens * group, 1]
+        for tile in tiles:
+            last = tile.start + tile.width - 1
+            if window is not None and last <= first_position - window:
+                continue
+            first = max(0, tile.start - first_position) * group
+            part = (slice(None), slice(first, None))
+            values = self._gather(self._values[layer], tile)
+            keys = self._gather(self._keys[layer], tile)
+            scores = torch.bmm(queries[part], keys.transpose(1, 2)) * spec.scale
+            if last > first_position or window is not None:
+                key_positions = torch.arange(tile.start, last + 1)
+                hidden = key_positions > positions[first:]
+                if window is not None:
+                    hidden = hidden | (key_positions <= positions[first:] - window)
+                scores.masked_fill_(hidden, -torch.inf)
+            state.add(part, scores, values)
+        output = state.result().view(spec.num_kv_heads, num_tokens, group, spec.head_dim)
+        return output.transpose(0, 1).reshape(num_tokens, -1, spec.head_dim).to(query.dtype)
+
+
+class _OnlineSoftmax:
+    """Softmax-weighted sum of values, tile by tile, for queries [batch, rows, head_dim]."""
+
+    def __init__(self, queries: torch.Tensor) -> None:
+        self._sums = torch.zeros_like(queries)
+        self._maximum = queries.new_full((*queries.shape[:2], 1), _LOWEST)
+        self._weights = torch.zeros_like(self._maximum)
+
+    def add(self, part: tuple[slice, slice], scores: torch.Tensor, values: torch.Tensor) -> None:
+        """Adds one tile for the queries of `part`; scores [b, r, width], values [b, width, d]."""
+        before = self._maximum[part]
+        maximum = torch.maximum(before, scores.amax(-1, keepdim=True))
+        weights = scores.sub_(maximum).exp_()
+        shrink = (before - maximum).exp_()
+        self._weights[part] = self._weights[part] * shrink + weights.sum(-1, keepdim=True)
+        self._sums[part] = self._sums[part] * shrink + torch.bmm(weights, values)
+        self._maximum[part] = maximum
+
+    def result(self) -> torch.Tensor:
+        return self._sums / self._weights
+
+
+def _written_slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Slots without padding, and the tokens that have one (None: all)."""
+    if bool((slot_mapping >= 0).all()):
+        return slot_mapping, None
+    written = (slot_mapping >= 0).nonzero().flatten()
+    return slot_mapping[written], written
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,49 @@
+"""How many bytes the KV cache may take on a CPU: what is asked for, or a share of what is free.
+
+Owns reading the container's limit and its use. Called by the model runner after weights are loaded,
+so that they count as used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pagewire.engine_config import CacheConfig
+
+DEFAULT_LIMIT_BYTES = 2**30
+"""Most that is taken unasked: enough for many long contexts, and a laptop keeps its memory."""
+FREE_SHARE = 0.5
+"""Share of the free memory that is taken unasked; activations need some of the rest."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_kv_bytes(cache: CacheConfig) -> int:
+    """Bytes for the KV cache under `cache`."""
+    if cache.kv_cache_memory_bytes is not None:
+        return cache.kv_cache_memory_bytes
+    return min(DEFAULT_LIMIT_BYTES, int(free_memory_bytes() * FREE_SHARE))
+
+
+def free_memory_bytes() -> int:
+    """Memory that a process of this container can still take without swapping."""
+    free = _meminfo_available()
+    limit, used = _read_int(_CGROUP / "memory.max"), _read_int(_CGROUP / "memory.current")
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise RuntimeError("/proc/meminfo has no MemAvailable: set --kv-cache-memory-bytes")
+
+
+def _read_int(path: Path) -> int | None:
+    """The number in a cgroup file; None without such a file, or where it says `max`."""
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="ascii").strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,1 @@
+"""Operations that models are made of: norms, rotary embeddings, merged linear layers."""

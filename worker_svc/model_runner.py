@@ -1,0 +1,251 @@
+"""Loads a model and executes steps: request state, input arrays, forward pass, sampling.
+
+Owns the model, the attention backend with its KV cache, the input batch and the sampler. Implements
+`step.Runner`. Knows nothing of gRPC, leases or event loops: the worker calls it on one thread of
+its own, and torch runs there alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from pagewire.engine_config import EngineConfig
+from pagewire.model_source import resolve_model
+from worker_svc.attention.base import AttentionBackend, AttentionMetadata
+from worker_svc.attention.torch_backend import TorchAttentionBackend
+from worker_svc.cpu_memory import available_kv_bytes
+from worker_svc.dtypes import select_dtype
+from worker_svc.input_batch import BatchRow, InputBatch, StepInputs
+from worker_svc.models.config import LlamaConfig, llama_config_from_hf
+from worker_svc.models.llama import LlamaForCausalLM
+from worker_svc.models.registry import model_class, select_architecture
+from worker_svc.sampler.metadata import SamplerOutput
+from worker_svc.sampler.sampler import Sampler
+from worker_svc.step import (
+    FailedRow,
+    LogprobColumns,
+    ModelInfo,
+    ModelRunnerOutput,
+    ProgressCallback,
+    SchedulerOutput,
+    StepTimings,
+)
+from worker_svc.weights.load import load_weights, weights_digest
+from worker_svc.weights.source import WeightSource, open_weights
+
+
+class ModelRunner:
+    """The tensor side of a worker on a CPU. `load`, then `allocate_kv_cache`, then steps."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._loaded: _LoadedModel | None = None
+        self._batch: InputBatch | None = None
+
+    def load(self, progress: ProgressCallback) -> ModelInfo:
+        if self._config.device.num_threads is not None:
+            torch.set_num_threads(self._config.device.num_threads)
+        source = open_weights(resolve_model(self._config.model.model, self._config.load.revision))
+        self._loaded = _LoadedModel.from_source(source, self._config, progress)
+        return self._loaded.info
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        loaded = self._require_loaded()
+        return loaded.model.attention_spec.kv_bytes_per_block(block_size, loaded.dtype)
+
+    def available_kv_bytes(self) -> int:
+        self._require_loaded()
+        return available_kv_bytes(self._config.cache)
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        loaded = self._require_loaded()
+        loaded.backend.allocate_kv_cache(num_blocks, block_size)
+        self._batch = InputBatch(block_size, loaded.info.max_model_len)
+
+    def reset(self) -> None:
+        if self._loaded is not None:
+            self._loaded.backend.free_kv_cache()
+        self._batch = None
+
+    @torch.inference_mode()
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        loaded = self._require_loaded()
+        if self._batch is None:
+            raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
+        begin_ns = time.perf_counter_ns()
+        rows = self._batch.update(scheduler_output)
+        live = [row for row in rows if row.state.failure is None]
+        if not live:
+            return _output(scheduler_output.step, rows, {}, _Clock(begin_ns))
+        inputs = self._batch.make_inputs(live)
+        clock = _Clock(begin_ns)
+        hidden = loaded.forward(inputs)
+        self._batch.advance(live)
+        sampling, logits = loaded.logits(inputs, hidden)
+        clock.forward_done()
+        sampled = _sample(loaded.sampler, sampling, logits)
+        return _output(scheduler_output.step, rows, sampled, clock)
+
+    def _require_loaded(self) -> _LoadedModel:
+        if self._loaded is None:
+            raise RuntimeError("no model is loaded: call load first")
+        return self._loaded
+
+
+class _LoadedModel:
+    """A model with its weights, and the backend and sampler that go with it."""
+
+    def __init__(self, model: LlamaForCausalLM, info: ModelInfo, dtype: torch.dtype) -> None:
+        self.model = model
+        self.info = info
+        self.dtype = dtype
+        self.backend: AttentionBackend = TorchAttentionBackend(model.attention_spec, dtype)
+        self.sampler = Sampler(info.eos_token_ids)
+
+    @classmethod
+    def from_source(
+        cls, source: WeightSource, config: EngineConfig, progress: ProgressCallback
+    ) -> _LoadedModel:
+        architecture = select_architecture(source.config.get("architectures") or ())
+        model_config = llama_config_from_hf(source.config, architecture)
+        dtype = select_dtype(config.model.dtype)
+        max_model_len = _max_model_len(model_config, config.model.max_model_len)
+        model = model_class(architecture)(model_config, max_model_len, dtype)
+        load_weights(model.weight_slots(), source, progress)
+        info = _model_info(model_config, source, max_model_len, dtype)
+        return cls(model, info, dtype)
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size]; writes the step's keys and values."""
+        attention = self.backend.begin_step(
+            AttentionMetadata(
+                slot_mapping=torch.from_numpy(inputs.slot_mapping),
+                block_tables=torch.from_numpy(inputs.block_tables),
+                seq_lens=inputs.seq_lens,
+                query_start_loc=inputs.query_start_loc,
+                num_single_rows=inputs.num_single_rows,
+            )
+        )
+        hidden: torch.Tensor = self.model(
+            torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions), attention
+        )
+        return hidden
+
+    def logits(
+        self, inputs: StepInputs, hidden: torch.Tensor
+    ) -> tuple[list[BatchRow], torch.Tensor]:
+        """The rows that sample, and their logits [num_sampling_rows, vocab_size] float32."""
+        places = [place for place, row in enumerate(inputs.rows) if row.samples]
+        last_tokens = [inputs.query_start_loc[place + 1] - 1 for place in places]
+        rows = [inputs.rows[place] for place in places]
+        return rows, self.model.compute_logits(hidden[last_tokens])
+
+
+class _Clock:
+    """Stamps of one step; `prepare` ended when it was made."""
+
+    def __init__(self, begin_ns: int) -> None:
+        self._begin_ns = begin_ns
+        self._prepared_ns = time.perf_counter_ns()
+        self._forward_ns = self._prepared_ns
+
+    def forward_done(self) -> None:
+        self._forward_ns = time.perf_counter_ns()
+
+    def timings(self) -> StepTimings:
+        end_ns = time.perf_counter_ns()
+        return StepTimings(
+            prepare_ns=self._prepared_ns - self._begin_ns,
+            forward_ns=self._forward_ns - self._prepared_ns,
+            sample_ns=end_ns - self._forward_ns,
+            total_ns=end_ns - self._begin_ns,
+        )
+
+
+class _Sampled:
+    """What one row got."""
+
+    def __init__(self, output: SamplerOutput, place: int) -> None:
+        self.token_id = int(output.token_ids[place])
+        self.logprobs = output.logprobs[place]
+
+
+def _sample(
+    sampler: Sampler, rows: Sequence[BatchRow], logits: torch.Tensor
+) -> dict[int, _Sampled]:
+    """Samples, appends each token to its request, and marks rows that failed; by handle."""
+    if not rows:
+        return {}
+    output = sampler.sample(logits, [row.state.sampling_row() for row in rows])
+    sampled = {}
+    for place, row in enumerate(rows):
+        row.state.failure = output.failures[place]
+        if row.state.failure is None:
+            sampled[row.state.handle] = _Sampled(output, place)
+            row.state.append_tokens([sampled[row.state.handle].token_id])
+    return sampled
+
+
+def _output(
+    step: int, rows: Sequence[BatchRow], sampled: Mapping[int, _Sampled], clock: _Clock
+) -> ModelRunnerOutput:
+    handles = [row.state.handle for row in rows]
+    tokens = [sampled[handle] for handle in handles if handle in sampled]
+    return ModelRunnerOutput(
+        step=step,
+        handles=handles,
+        num_sampled=[int(handle in sampled) for handle in handles],
+        sampled_token_ids=[token.token_id for token in tokens],
+        failed=[
+            FailedRow(row.state.handle, row.state.failure)
+            for row in rows
+            if row.state.failure is not None
+        ],
+        logprobs=_logprob_columns(tokens),
+        timings=clock.timings(),
+    )
+
+
+def _logprob_columns(tokens: Sequence[_Sampled]) -> LogprobColumns | None:
+    if all(token.logprobs is None for token in tokens):
+        return None
+    given = [token.logprobs for token in tokens if token.logprobs is not None]
+    return LogprobColumns(
+        counts=[len(t.logprobs.token_ids) if t.logprobs else 0 for t in tokens],
+        token_ids=[token_id for entry in given for token_id in entry.token_ids],
+        logprobs=[logprob for entry in given for logprob in entry.logprobs],
+        sampled_ranks=[t.logprobs.sampled_rank if t.logprobs else 0 for t in tokens],
+    )
+
+
+def _max_model_len(config: LlamaConfig, wanted: int | None) -> int:
+    limit = config.rope.max_model_len(config.max_position_embeddings)
+    if wanted is not None and wanted > limit:
+        raise ValueError(
+            f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
+            "lower --max-model-len"
+        )
+    return wanted or limit
+
+
+def _model_info(
+    config: LlamaConfig, source: WeightSource, max_model_len: int, dtype: torch.dtype
+) -> ModelInfo:
+    dtype_name = str(dtype).removeprefix("torch.")
+    return ModelInfo(
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        hidden_size=config.hidden_size,
+        dtype=dtype_name,
+        eos_token_ids=config.eos_token_ids,
+        bos_token_id=config.bos_token_id,
+        weights_digest=weights_digest(source, f"{dtype_name}\0{config!r}"),
+        default_sampling=source.default_sampling,
+    )

@@ -1,0 +1,103 @@
+"""GGUF metadata to the fields of a Hugging Face config.json, so that one parser reads both.
+
+Knows GGUF's key names for Llama-like architectures; knows nothing of tensors' contents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagewire.gguf import GgufFile
+from worker_svc.models.config import UnsupportedModelError
+
+_ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "mistral": ("MistralForCausalLM", "mistral"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+_REQUIRED = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_REFUSED = ("expert_count", "attention.sliding_window", "rope.scaling.finetuned_only")
+
+
+def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """Config fields of a GGUF file.
+
+    Raises:
+        UnsupportedModelError: The architecture is not implemented, or a key is missing.
+    """
+    metadata = file.metadata
+    architecture = str(metadata.get("general.architecture"))
+    if architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UnsupportedModelError(
+            f"GGUF architecture {architecture!r} is not implemented; these are: {known}"
+        )
+    fields = {
+        name.removeprefix(f"{architecture}."): value
+        for name, value in metadata.items()
+        if name.startswith(f"{architecture}.")
+    }
+    _check(fields, architecture)
+    config: dict[str, Any] = {name: fields[key] for key, name in _REQUIRED.items()}
+    hf_architecture, model_type = _ARCHITECTURES[architecture]
+    heads = config["num_attention_heads"]
+    head_dim = fields.get("attention.key_length") or config["hidden_size"] // heads
+    if fields.get("rope.dimension_count", head_dim) != head_dim:
+        raise UnsupportedModelError(
+            f"GGUF key {architecture}.rope.dimension_count differs from the head size {head_dim}"
+        )
+    return config | {
+        "architectures": [hf_architecture],
+        "model_type": model_type,
+        "vocab_size": _vocab_size(file),
+        "num_key_value_heads": fields.get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rope_parameters": _rope_parameters(fields),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+    }
+
+
+def _check(fields: dict[str, Any], architecture: str) -> None:
+    for key in _REQUIRED:
+        if key not in fields:
+            raise UnsupportedModelError(f"GGUF key {architecture}.{key} is missing")
+    for key in _REFUSED:
+        if fields.get(key):
+            raise UnsupportedModelError(f"GGUF key {architecture}.{key} is not implemented")
+    for key in ("attention.head_count", "attention.head_count_kv"):
+        if not isinstance(fields.get(key, 1), int):
+            raise UnsupportedModelError(f"GGUF key {architecture}.{key} differs between layers")
+
+
+def _vocab_size(file: GgufFile) -> int:
+    if "token_embd.weight" not in file.tensors:
+        raise UnsupportedModelError("GGUF tensor token_embd.weight is missing")
+    return int(file.tensors["token_embd.weight"].shape[0])
+
+
+def _rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
+    kind = str(fields.get("rope.scaling.type", "none"))
+    params: dict[str, Any] = {
+        "rope_type": "default" if kind == "none" else kind,
+        "rope_theta": fields.get("rope.freq_base", 10_000.0),
+    }
+    for key, name in (
+        ("rope.scaling.factor", "factor"),
+        ("rope.scaling.original_context_length", "original_max_position_embeddings"),
+        ("rope.scaling.attn_factor", "attention_factor"),
+    ):
+        if fields.get(key):
+            params[name] = fields[key]
+    return params

@@ -1,0 +1,1 @@
+"""Weights from safetensors and GGUF files, streamed into a model's parameters."""

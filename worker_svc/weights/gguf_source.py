@@ -1,0 +1,107 @@
+"""A GGUF file as a checkpoint: names and metadata in Hugging Face's terms, tensors dequantized.
+
+Owns the correspondence of names, and undoes what conversion to GGUF does to the rows of Q and K of
+the `llama` architecture. The header reader is `pagewire.gguf`. Called through `open_weights`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagewire.gguf import GgufFile, TensorInfo, read_gguf
+from worker_svc.models.gguf_config import hf_config_from_gguf
+from worker_svc.weights.dequantize import dequantize
+from worker_svc.weights.source import WeightsError
+
+_TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+
+
+class GgufSource:
+    """The tensors of one GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: GgufFile = read_gguf(path)
+        self._config = hf_config_from_gguf(self._file)
+        self._tensors: dict[str, TensorInfo] = {
+            hf_name(info.name): info for info in self._file.tensors.values()
+        }
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @property
+    def default_sampling(self) -> Mapping[str, float | int]:
+        return {}
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        info = self._tensors[name]
+        weights = dequantize(self._file.tensor_bytes(info), info.ggml_type, info.name)
+        tensor = torch.from_numpy(np.require(weights, requirements="W")).view(tuple(info.shape))
+        heads = self._permuted_heads(name)
+        return tensor if heads is None else unpermute_rows(tensor, heads)
+
+    def stored_bytes(self, name: str) -> memoryview:
+        return memoryview(self._file.tensor_bytes(self._tensors[name]))
+
+    def _permuted_heads(self, name: str) -> int | None:
+        """Number of heads whose rows the conversion interleaved; None: rows are as they were."""
+        if self._file.metadata.get("general.architecture") != "llama":
+            return None
+        if ".q_proj." in name:
+            return int(self._config["num_attention_heads"])
+        if ".k_proj." in name:
+            return int(self._config["num_key_value_heads"])
+        return None
+
+
+def hf_name(name: str) -> str:
+    """Hugging Face's name of a GGUF tensor.
+
+    Raises:
+        WeightsError: The tensor is none that a Llama-like model has.
+    """
+    match = _LAYER.fullmatch(name)
+    if match and match[2] in _LAYER_NAMES:
+        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    stem, _, parameter = name.rpartition(".")
+    if stem in _TOP_NAMES and parameter == "weight":
+        return f"{_TOP_NAMES[stem]}.{parameter}"
+    raise WeightsError(f"GGUF tensor {name} is not known to any implemented model")
+
+
+def unpermute_rows(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of Q or K from GGUF's pairwise rotation order to the half-split order.
+
+    Within each head of 2h rows GGUF has 0, h, 1, h + 1, ... of Hugging Face's rows.
+    """
+    rows = tensor.shape[0]
+    pairs = tensor.reshape(num_heads, rows // num_heads // 2, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,123 @@
+"""A Hugging Face directory: config.json, and safetensors files found by name or by their index.
+
+Reads the format itself (a length, a JSON header, raw bytes), memory-mapped, with every offset
+checked against the file's length. Called through `open_weights`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worker_svc.weights.source import WeightsError
+
+MAX_HEADER_BYTES = 100 * 2**20
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTensor:
+    data: npt.NDArray[np.uint8]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class SafetensorsSource:
+    """The tensors of all shards; mapped copy-on-write, so nothing is read until it is copied."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._config = _read_json(directory / "config.json")
+        self._tensors: dict[str, _StoredTensor] = {}
+        for file in _weight_files(directory):
+            self._tensors.update(_read_file(file))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self._config
+
+    @property
+    def default_sampling(self) -> Mapping[str, float | int]:
+        path = self._directory / "generation_config.json"
+        fields = _read_json(path) if path.is_file() else {}
+        if not fields.get("do_sample", False):
+            return {}
+        return {name: fields[name] for name in _SAMPLING_FIELDS if fields.get(name) is not None}
+
+    def names(self) -> frozenset[str]:
+        # Old checkpoints store the rotary frequencies, which follow from the config.
+        return frozenset(n for n in self._tensors if not n.endswith("rotary_emb.inv_freq"))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        stored = self._tensors[name]
+        return torch.from_numpy(stored.data).view(stored.dtype).view(stored.shape)
+
+    def stored_bytes(self, name: str) -> memoryview:
+        return memoryview(self._tensors[name].data)
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    if (directory / INDEX_FILE).is_file():
+        shards = set(_read_json(directory / INDEX_FILE).get("weight_map", {}).values())
+        files = [directory / str(shard) for shard in sorted(shards)]
+    elif (directory / SINGLE_FILE).is_file():
+        files = [directory / SINGLE_FILE]
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"{directory} has no safetensors files")
+    for file in files:
+        # An index must not lead out of its directory.
+        if file.parent != directory or not file.is_file():
+            raise WeightsError(f"{INDEX_FILE} names {file.name}, which is not in {directory}")
+    return files
+
+
+def _read_file(path: Path) -> dict[str, _StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+            raise WeightsError(f"{path.name}: header of {header_bytes} bytes in {size} bytes")
+        header = json.loads(file.read(header_bytes))
+    data = np.memmap(path, dtype=np.uint8, mode="c", offset=0)[8 + header_bytes :]
+    header.pop("__metadata__", None)
+    return {name: _stored_tensor(path, name, entry, data) for name, entry in header.items()}
+
+
+def _stored_tensor(
+    path: Path, name: str, entry: Mapping[str, Any], data: npt.NDArray[np.uint8]
+) -> _StoredTensor:
+    dtype = _DTYPES.get(str(entry["dtype"]))
+    if dtype is None:
+        raise WeightsError(f"{path.name}: tensor {name} has unsupported type {entry['dtype']}")
+    shape = tuple(int(size) for size in entry["shape"])
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    expected = math.prod(shape) * dtype.itemsize
+    if not 0 <= begin <= end <= len(data) or end - begin != expected:
+        raise WeightsError(
+            f"{path.name}: tensor {name} of shape {shape} needs {expected} bytes, "
+            f"has offsets {begin} to {end} in {len(data)} bytes"
+        )
+    return _StoredTensor(data[begin:end], dtype, shape)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path} is not a JSON object")
+    return value
