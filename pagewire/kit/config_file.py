@@ -1,0 +1,91 @@
+"""Reading the optional YAML file of settings, with every key accounted for.
+
+A key is a setting's name with hyphens or underscores, at the top or inside a mapping under the
+name of the nested dataclass. Unknown and doubled keys are errors. It does not read the values:
+`pagewire.kit.config` does, as it does for flags.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pagewire.kit.config_fields import Setting, nested_fields
+
+_MAX_FILE_BYTES = 1024 * 1024
+
+
+def read_config_file(
+    path: Path, settings: list[Setting], nested: Mapping[str, type]
+) -> dict[str, tuple[str, Any]]:
+    """Return (key as written, YAML value) by the setting's dest.
+
+    Raises:
+        ValueError: With one line: the file cannot be read, or a key is unknown or given twice.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for trail, value in _leaves(_parse(path), nested):
+        written = ".".join(trail)
+        setting = _match(trail, settings)
+        if setting is None:
+            raise ValueError(f"{written} in {path}: unknown key{_suggest(trail[-1], settings)}")
+        if setting.dest in found:
+            other = found[setting.dest][0]
+            raise ValueError(f"{written} in {path}: given twice (also as {other})")
+        found[setting.dest] = (written, value)
+    return found
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ValueError(f"--config {path}: is larger than {_MAX_FILE_BYTES} bytes")
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ValueError(f"--config {path}: {exc.strerror}") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        mark = getattr(exc, "problem_mark", None)
+        place = f" at line {mark.line + 1}" if mark is not None else ""
+        raise ValueError(f"--config {path}: is not valid YAML{place}") from exc
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"--config {path}: must be a mapping of settings")
+    return content
+
+
+def _leaves(
+    content: Mapping[Any, Any], nested: Mapping[str, type], trail: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield values with the keys that lead to them; a mapping under a nested name is entered.
+
+    A name may be a nested dataclass and a setting at once (`model`): then only a mapping is the
+    former.
+    """
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name in nested and isinstance(value, dict):
+            yield from _leaves(value, nested_fields(nested[name]), (*trail, str(key)))
+        else:
+            yield (*trail, str(key)), value
+
+
+def _match(trail: tuple[str, ...], settings: list[Setting]) -> Setting | None:
+    """Find the setting of a key: anywhere for a flat key, in its place for a nested one."""
+    *parents, last = (part.replace("-", "_") for part in trail)
+    for setting in settings:
+        if last in (setting.key, setting.name) and list(setting.path[:-1]) == parents:
+            return setting
+    for setting in settings:
+        if last == setting.key and not parents:
+            return setting
+    return None
+
+
+def _suggest(key: str, settings: list[Setting]) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_"), [s.key for s in settings], n=1)
+    return f"; did you mean {close[0]}?" if close else ""

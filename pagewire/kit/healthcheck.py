@@ -1,0 +1,54 @@
+"""The client of grpc.health.v1: what `pagewire healthcheck` and the supervisor ask with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire.kit.channels import open_channel
+from pagewire.kit.health import REASON_KEY, SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class HealthStatus:
+    """What a health service answered, or why it did not."""
+
+    serving: bool
+    status: str
+    """SERVING, NOT_SERVING, SERVICE_UNKNOWN (no such name), UNREACHABLE or TIMEOUT."""
+    reason: str = ""
+    """Why it is not serving, when the service says so."""
+
+
+async def check(target: str, service: str = "", timeout_s: float = 5.0) -> HealthStatus:
+    """Ask once; never raises for what the other side does.
+
+    Args:
+        target: Address of any server of a service.
+        service: "" for liveness, the service's full name for readiness.
+        timeout_s: Seconds for connecting and answering together.
+
+    Raises:
+        ValueError: The target has no valid form.
+    """
+    request = health_pb2.HealthCheckRequest(service=service)
+    async with open_channel(target) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        call = stub.Check(request, timeout=timeout_s)
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as exc:
+            return _from_error(exc)
+        trailers = dict(await call.trailing_metadata() or ())
+    name = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+    return HealthStatus(response.status == SERVING, name, str(trailers.get(REASON_KEY, "")))
+
+
+def _from_error(exc: grpc.aio.AioRpcError) -> HealthStatus:
+    if exc.code() is grpc.StatusCode.NOT_FOUND:
+        return HealthStatus(False, "SERVICE_UNKNOWN", "the server has no service of this name")
+    if exc.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return HealthStatus(False, "TIMEOUT", "no answer in time")
+    return HealthStatus(False, "UNREACHABLE", exc.details() or exc.code().name)

@@ -1,0 +1,157 @@
+"""The life of a service's process: its event loop, its signals, its parent.
+
+`run` is what `__main__` calls; `shutdown_signal` turns SIGTERM and SIGINT into something to await;
+`exit_with_parent` ties a child to its supervisor. It knows no servers: draining is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import uvloop
+
+from pagewire.kit.config import ConfigError
+from pagewire.kit.errors import PagewireError
+from pagewire.kit.logs import flush_logs, get_logger
+from pagewire.kit.sockets import RUNTIME_DIR_ENV, SOCKET_FILES
+
+PARENT_PID_ENV = "PAGEWIRE_PARENT_PID"
+
+EXIT_INTERRUPTED = 130
+_PR_SET_PDEATHSIG = 1
+
+log = get_logger("pagewire.kit.lifecycle")
+
+
+def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Run a service to its end on one uvloop event loop and return the exit code.
+
+    A `ConfigError` gives 2 and a `PagewireError` 1, with one line on stderr and no traceback. Any
+    other exception is a bug: it is logged with its traceback and gives 1.
+
+    Args:
+        main: Returns the coroutine to run, and its exit code (None is 0). What it does before it
+            returns runs outside the loop, so `lambda: serve(load_config(Config, prog="x"))` fits.
+    """
+    try:
+        coroutine = main()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(coroutine) or 0
+    except ConfigError as exc:
+        return _fail(str(exc), exc.exit_code)
+    except PagewireError as exc:
+        return _fail(exc.message, 1)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception:
+        log.exception("service_crashed")
+        return 1
+    finally:
+        SOCKET_FILES.remove_all()
+        flush_logs()
+
+
+def _fail(message: str, exit_code: int) -> int:
+    flush_logs()
+    print(f"error: {message}", file=sys.stderr)
+    return exit_code
+
+
+class ShutdownSignal:
+    """Set by the first SIGTERM or SIGINT; await it, or call `wait`. A second one exits at once."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.reason = ""
+
+    def set(self, reason: str) -> None:
+        """Ask for a shutdown from within; the first reason stays."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> str:
+        """Wait for the shutdown and return its reason."""
+        await self._event.wait()
+        return self.reason
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self.wait().__await__()
+
+    def on_signal(self, number: int) -> None:
+        """Handle one signal; the event loop calls it."""
+        name = signal.Signals(number).name
+        if self.is_set():
+            log.warning("immediate_exit", signal=name)
+            exit_now(EXIT_INTERRUPTED)
+        if parent_is_gone():
+            # Whoever asked for a drain died and took the rest of the stack along: nobody is left
+            # to drain for, and nobody would see this process stay.
+            log.warning("parent_died", signal=name)
+            exit_now(128 + number)
+        log.info("shutdown_requested", signal=name)
+        self.set(name)
+
+
+def shutdown_signal() -> ShutdownSignal:
+    """Install the handlers in the running loop; call it once, before anything listens."""
+    shutdown = ShutdownSignal()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, shutdown.on_signal, number)
+    return shutdown
+
+
+def exit_now(exit_code: int) -> NoReturn:
+    """Leave without cleaning up anything but socket files and log lines."""
+    SOCKET_FILES.remove_all()
+    flush_logs()
+    os._exit(exit_code)
+
+
+def exit_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send `death_signal` when the supervisor dies, even by kill -9 (Linux).
+
+    Does nothing in a process that no supervisor started. SIGTERM lets this process remove its
+    socket files: `ShutdownSignal` sees that the parent is gone and exits at once. The kernel ties
+    it to the *thread* that started this process, so a supervisor starts children from its main
+    thread.
+    """
+    if PARENT_PID_ENV not in os.environ:
+        return
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+            log.warning("no_parent_death_signal", errno=ctypes.get_errno())
+    if parent_is_gone():  # it died before the call above
+        exit_now(128 + death_signal)
+
+
+def parent_is_gone() -> bool:
+    """Say whether the supervisor that started this process, if one did, has died."""
+    expected = os.environ.get(PARENT_PID_ENV, "")
+    return expected.isdecimal() and os.getppid() != int(expected)
+
+
+def child_environment(runtime_dir: Path | None = None) -> dict[str, str]:
+    """Return the environment for a child that shall live and die with this process.
+
+    The configuration file stays behind: a supervisor reads it and passes flags, because a file for
+    a whole stack has keys that one service does not know.
+    """
+    environment = dict(os.environ)
+    environment.pop("PAGEWIRE_CONFIG", None)
+    environment[PARENT_PID_ENV] = str(os.getpid())
+    if runtime_dir is not None:
+        environment[RUNTIME_DIR_ENV] = str(runtime_dir)
+    return environment

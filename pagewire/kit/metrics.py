@@ -1,0 +1,101 @@
+"""Prometheus metrics of a service: its registry, the RPC metrics, the HTTP port they are read on.
+
+Exposition runs in a thread of its own, off the event loop. Each `ServiceServer` has one registry,
+so that several servers fit into one process; a service registers its own metrics there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from pagewire.kit.errors import FailedPreconditionError
+
+# From a cheap unary call to a long generation.
+_DURATION_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+def new_registry() -> CollectorRegistry:
+    """Return a registry with the figures of the process and its garbage collector."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
+
+
+class RpcMetrics:
+    """Counts and times RPCs; one observation a call, none a message.
+
+    Label values are bounded: methods are those registered, codes are gRPC's.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._handled = Counter(
+            "pagewire_rpc_handled", "RPCs that ended.", ["method", "code"], registry=registry
+        )
+        self._duration = Histogram(
+            "pagewire_rpc_duration_seconds",
+            "Time from the start of an RPC to its end.",
+            ["method"],
+            buckets=_DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "pagewire_rpc_in_flight", "RPCs that run now.", ["method"], registry=registry
+        )
+
+    @contextmanager
+    def in_flight(self, method: str) -> Iterator[None]:
+        gauge = self._in_flight.labels(method)
+        gauge.inc()
+        try:
+            yield
+        finally:
+            gauge.dec()
+
+    def handled(self, method: str, code: str, duration_s: float) -> None:
+        self._handled.labels(method, code).inc()
+        self._duration.labels(method).observe(duration_s)
+
+
+class MetricsServer:
+    """Serves a registry over HTTP at `/metrics` from its own thread."""
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    @classmethod
+    def start(cls, registry: CollectorRegistry, host: str, port: int) -> MetricsServer:
+        """Bind and serve; port 0 takes any free one.
+
+        Raises:
+            FailedPreconditionError: The port cannot be had.
+        """
+        try:
+            server, thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as exc:
+            message = f"cannot serve metrics on {host}:{port}: {exc.strerror or 'no such address'}"
+            hint = f"{message}; change --metrics-port or --metrics-host"
+            raise FailedPreconditionError(hint, reason="ADDRESS_IN_USE") from exc
+        return cls(server, thread)
+
+    async def stop(self) -> None:
+        """Stop serving; idempotent."""
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,269 @@
+"""A service's two gRPC servers and what surrounds them: health, reflection, metrics, drain.
+
+Each service's composition root builds one `ServiceServer`. It listens on `listen` for peers and
+clients and on `admin_listen` for administration; it does not know what the services do. Also here,
+for one import: `run`, `shutdown_signal`, `exit_with_parent` of `pagewire.kit.lifecycle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from pagewire.kit.channels import DEFAULT_MAX_MESSAGE_BYTES
+from pagewire.kit.errors import FailedPreconditionError
+from pagewire.kit.health import SERVICE_NAME as HEALTH_SERVICE_NAME
+from pagewire.kit.health import HealthServicer
+from pagewire.kit.interceptors import server_interceptors
+from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
+from pagewire.kit.logs import LEVELS, get_logger
+from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
+from pagewire.kit.sockets import SOCKET_FILES, check_listen, unix_path, with_port
+
+__all__ = [
+    "Registrar",
+    "ServerConfig",
+    "ServiceServer",
+    "ShutdownSignal",
+    "exit_with_parent",
+    "run",
+    "shutdown_signal",
+]
+
+Registrar = Callable[[grpc.aio.Server], None]
+
+_ADMIN_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+log = get_logger("pagewire.kit.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where and how the service listens."""
+
+    listen: str = "127.0.0.1:0"
+    """Address of the gRPC server: host:port or unix:/path."""
+    admin_listen: str | None = None
+    """Address of the administration server: host:port or unix:/path; none: no such server."""
+    metrics_port: int = 0
+    """Port of Prometheus metrics over HTTP; 0: off."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the metrics port is bound to."""
+    drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
+    """Seconds that requests in flight get to finish after SIGTERM."""
+    log_level: str = "info"
+    """Log level: debug, info, warning or error."""
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    """Largest message that the server accepts."""
+
+    def __post_init__(self) -> None:
+        check_listen("listen", self.listen)
+        if self.admin_listen is not None:
+            check_listen("admin_listen", self.admin_listen)
+        if not 0 <= self.metrics_port <= 65535:
+            raise ValueError("metrics_port", self.metrics_port, "must be between 0 and 65535")
+        if self.drain_timeout_s < 0:
+            raise ValueError("drain_timeout_s", self.drain_timeout_s, "must not be negative")
+        if self.log_level not in LEVELS:
+            raise ValueError("log_level", self.log_level, f"must be one of {', '.join(LEVELS)}")
+        if self.max_message_bytes < 1024:
+            raise ValueError("max_message_bytes", self.max_message_bytes, "must be at least 1024")
+
+
+class ServiceServer:
+    """The gRPC servers of one service. Belongs to one event loop.
+
+    Order: build, `start` (alive, not serving), warm up, `set_serving(True)`; at the end
+    `set_serving(False, "draining")`, finish what is in flight, `stop`.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        service_name: str,
+        register: Sequence[Registrar],
+        register_admin: Sequence[Registrar] = (),
+        *,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        """Prepare the servers.
+
+        Args:
+            config: Addresses and limits.
+            service_name: Full name for the readiness check, such as pagewire.v1.SchedulerService.
+            register: Functions that add servicers to the server of `listen`, for example
+                `lambda server: add_XServicer_to_server(servicer, server)`.
+            register_admin: The same for `admin_listen`.
+            interceptors: The service's own, run inside those of the kit.
+            registry: Metrics of the service; default: a new one with the process's figures.
+        """
+        self.service_name = service_name
+        self.registry = registry if registry is not None else new_registry()
+        self._config = config
+        self._health = HealthServicer()
+        self._health.set(service_name, False, "starting")
+        self._interceptors = [*server_interceptors(RpcMetrics(self.registry)), *interceptors]
+        self._main = _Listener(config.listen, register)
+        self._admin: _Listener | None = None
+        if config.admin_listen is not None:
+            self._admin = _Listener(config.admin_listen, register_admin)
+        self._metrics: MetricsServer | None = None
+        self._serving: bool | None = None
+
+    @property
+    def address(self) -> str:
+        """The target under which clients reach the server, with the port that was bound."""
+        return self._main.address
+
+    @property
+    def admin_address(self) -> str | None:
+        return self._admin.address if self._admin is not None else None
+
+    @property
+    def metrics_port(self) -> int | None:
+        return self._metrics.port if self._metrics is not None else None
+
+    @property
+    def is_serving(self) -> bool:
+        return bool(self._serving)
+
+    async def start(self) -> None:
+        """Bind and start everything; liveness is SERVING, the service is not yet.
+
+        Raises:
+            FailedPreconditionError: An address cannot be had. What had started is stopped again.
+        """
+        try:
+            for listener, limit in self._listeners():
+                await listener.start(self._health, self._interceptors, limit)
+            if self._config.metrics_port:
+                host, port = self._config.metrics_host, self._config.metrics_port
+                self._metrics = MetricsServer.start(self.registry, host, port)
+        except BaseException:
+            await self.stop(0)
+            raise
+        log.info(
+            "listening",
+            service=self.service_name,
+            address=self.address,
+            admin_address=self.admin_address,
+            metrics_port=self.metrics_port,
+        )
+
+    async def set_serving(self, serving: bool, reason: str = "") -> None:
+        """Report readiness under the service's name, with the reason if it is not given."""
+        self._health.set(self.service_name, serving, "" if serving else reason)
+        if serving != self._serving:
+            self._serving = serving
+            log.info("serving" if serving else "not_serving", reason=reason)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop: not serving, no new calls, running ones get `grace_s`; idempotent.
+
+        Args:
+            grace_s: Seconds; default: `drain_timeout_s` of the configuration.
+        """
+        self._health.shut_down("stopping")
+        self._serving = False
+        await self._main.stop(self._config.drain_timeout_s if grace_s is None else grace_s)
+        if self._admin is not None:
+            await self._admin.stop(0)
+        if self._metrics is not None:
+            metrics, self._metrics = self._metrics, None
+            await metrics.stop()
+
+    def _listeners(self) -> list[tuple[_Listener, int]]:
+        pairs = [(self._main, self._config.max_message_bytes)]
+        if self._admin is not None:
+            pairs.append((self._admin, _ADMIN_MAX_MESSAGE_BYTES))
+        return pairs
+
+
+class _Listener:
+    """One gRPC server on one address, with health and reflection beside its services."""
+
+    def __init__(self, address: str, register: Sequence[Registrar]) -> None:
+        self.address = address
+        self._path = unix_path(address)
+        self._register = register
+        self._server: grpc.aio.Server | None = None
+
+    async def start(
+        self,
+        health: HealthServicer,
+        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        max_message_bytes: int,
+    ) -> None:
+        if self._path is not None:
+            SOCKET_FILES.prepare(self._path)
+        server = grpc.aio.server(
+            interceptors=list(interceptors), options=_options(max_message_bytes)
+        )
+        collected = _Collected(server)
+        for register in self._register:
+            register(cast(grpc.aio.Server, collected))
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)  # type: ignore[no-untyped-call]
+        names = [*collected.service_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)  # type: ignore[no-untyped-call]
+        self._bind(server)
+        self._server = server
+        await server.start()
+        if self._path is not None:
+            SOCKET_FILES.add(self._path)
+
+    async def stop(self, grace_s: float) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace_s)
+            if self._path is not None:
+                SOCKET_FILES.remove(self._path)
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        try:
+            port = server.add_insecure_port(self.address)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            message = (
+                f"cannot listen on {self.address}: it is in use or not an address of this host"
+            )
+            raise FailedPreconditionError(message, reason="ADDRESS_IN_USE")
+        if self._path is None:
+            self.address = with_port(self.address, port)
+
+
+class _Collected:
+    """Stands for a server while services register, and notes their names for reflection."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+        self.service_names: list[str] = []
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self.service_names.append(service)
+        self._server.add_registered_method_handlers(service, handlers)
+
+
+def _options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Without this a second process silently shares the port.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Peers ping idle connections every 10 to 30 s; by default that ends in GOAWAY.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]

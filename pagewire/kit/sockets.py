@@ -1,0 +1,161 @@
+"""Listen addresses and unix socket files: whose they are, and who removes them.
+
+A stack that `pagewire serve` starts keeps its sockets in one runtime directory. Each process
+removes its own files, also when its supervisor was killed; the last one out removes the directory,
+and the next `make_runtime_dir` sweeps what a machine-wide kill left behind. It opens no gRPC port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from pagewire.kit.errors import FailedPreconditionError
+
+RUNTIME_DIR_ENV = "PAGEWIRE_RUNTIME_DIR"
+
+# sun_path of sockaddr_un on Linux, less its closing zero.
+_MAX_PATH_BYTES = 107
+_LISTEN_RULE = "must be host:port (port 0: any free one) or unix:/path"
+_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_RUNTIME_DIR_NAME = re.compile(r"pagewire-(\d+)-.+")
+
+
+def check_listen(name: str, address: str) -> None:
+    """Check the form of a listen address.
+
+    Raises:
+        ValueError: With (name, value, rule).
+    """
+    path = unix_path(address)
+    if path is not None:
+        if not path.is_absolute():
+            raise ValueError(name, address, _LISTEN_RULE)
+        if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+            raise ValueError(name, address, f"must be at most {_MAX_PATH_BYTES} bytes of path")
+        return
+    match = _HOST_PORT.fullmatch(address)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError(name, address, _LISTEN_RULE)
+
+
+def unix_path(address: str) -> Path | None:
+    """Return the file of a `unix:` address, None for any other address."""
+    if not address.startswith("unix:"):
+        return None
+    rest = address.removeprefix("unix:")
+    return Path("/" + rest.lstrip("/")) if rest.startswith("/") else Path(rest)
+
+
+def with_port(address: str, port: int) -> str:
+    """Return the TCP address with the port that was really bound."""
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+class SocketFiles:
+    """The unix socket files that this process listens on. Used from the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[Path, int] = {}
+
+    def prepare(self, path: Path) -> None:
+        """Make way for a socket: unlink a stale one, refuse a living one.
+
+        Raises:
+            FailedPreconditionError: Somebody listens there, or the path is no socket.
+        """
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            message = f"cannot listen on unix:{path}: the file exists and is no socket"
+            raise FailedPreconditionError(message, reason="ADDRESS_IN_USE")
+        if is_listening(path):
+            message = f"cannot listen on unix:{path}: another process listens there"
+            raise FailedPreconditionError(message, reason="ADDRESS_IN_USE")
+        path.unlink(missing_ok=True)
+
+    def add(self, path: Path) -> None:
+        """Note that the file at `path` is ours from now on."""
+        self._inodes[path] = path.lstat().st_ino
+
+    def remove(self, path: Path) -> None:
+        """Unlink our file, unless another process has put its own there; idempotent."""
+        inode = self._inodes.pop(path, None)
+        with contextlib.suppress(FileNotFoundError):
+            if inode is not None and path.lstat().st_ino == inode:
+                path.unlink(missing_ok=True)
+        remove_runtime_dir(path.parent)
+
+    def remove_all(self) -> None:
+        """Unlink all of them, for an exit that nothing else comes after."""
+        for path in list(self._inodes):
+            self.remove(path)
+
+
+# What a process listens on is a fact about the process, as its signal handlers are: an immediate
+# exit must find all of it.
+SOCKET_FILES = SocketFiles()
+
+
+def is_listening(path: Path) -> bool:
+    """Say whether a process accepts connections on the socket file."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # a full backlog or no permission: somebody is there
+    return True
+
+
+def make_runtime_dir(base: Path | None = None) -> Path:
+    """Create a private directory for the sockets of one stack, and sweep those of dead stacks.
+
+    The creator passes it to its children in `PAGEWIRE_RUNTIME_DIR`, which lets the last of them
+    remove it, and calls `remove_runtime_dir` itself after they have ended.
+    """
+    root = base or Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if not os.access(root, os.W_OK):
+        root = Path(tempfile.gettempdir())
+    for entry in root.glob("pagewire-*-*"):
+        _sweep(entry)
+    return Path(tempfile.mkdtemp(prefix=f"pagewire-{os.getpid()}-", dir=root))
+
+
+def remove_runtime_dir(directory: Path) -> None:
+    """Remove the directory if it is this stack's runtime directory and empty."""
+    if os.environ.get(RUNTIME_DIR_ENV) == str(directory) or _creator_pid(directory) == os.getpid():
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+
+
+def _creator_pid(directory: Path) -> int | None:
+    match = _RUNTIME_DIR_NAME.fullmatch(directory.name)
+    return int(match[1]) if match else None
+
+
+def _sweep(directory: Path) -> None:
+    """Remove a runtime directory of ours whose creator is gone and whose sockets are dead.
+
+    Other process-id namespaces may share the folder, so a missing pid alone proves nothing.
+    """
+    pid = _creator_pid(directory)
+    if pid is None or Path(f"/proc/{pid}").exists():
+        return
+    with contextlib.suppress(OSError):
+        if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+            return
+        files = list(directory.iterdir())
+        if all(stat.S_ISSOCK(f.lstat().st_mode) and not is_listening(f) for f in files):
+            for file in files:
+                file.unlink(missing_ok=True)
+            directory.rmdir()
