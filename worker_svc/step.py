@@ -66,7 +66,7 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
-    """A request that cannot go on; it fails again in each step that schedules it, until finished."""
+    """A request that cannot go on; each later step that schedules it fails it again."""
 
     handle: int
     reason: str
