@@ -1,12 +1,12 @@
-"""A model that keeps token ids in pages and reads them back through the block tables.
+"""A model that keeps its KV in pages and reads it back through the block tables.
 
-The next token is a hash of everything that it read, so a wrong block table, a stale hit or a block
-freed too early changes tokens. It learns of requests only what a step says, like a worker.
+A position's KV depends on its token and on everything before it, as in a real model, and the next
+token is a hash of all that was read. So a wrong block table, a stale or false hit or a block freed
+too early changes tokens. It learns of requests only what a step says, like a worker.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,22 +14,30 @@ from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from tests.scheduler_svc.factories import VOCAB_SIZE
 
 
-def next_token_id(token_ids: Sequence[int], vocab_size: int = VOCAB_SIZE) -> int:
-    """What the model says after these tokens."""
-    digest = hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % vocab_size
+def kv_of(kv_before: int, token_id: int) -> int:
+    """The KV of one position."""
+    return hash((kv_before, token_id))
+
+
+def next_token_id(kvs: Sequence[int | None]) -> int:
+    """What the model says after these positions."""
+    return hash(tuple(kvs)) % VOCAB_SIZE
 
 
 def expected_output(
     prompt: Sequence[int], max_tokens: int, eos: frozenset[int] = frozenset()
 ) -> list[int]:
     """The output of a request that has the engine for itself."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + max_tokens:
-        tokens.append(next_token_id(tokens))
-        if tokens[-1] in eos:
+    kvs: list[int] = []
+    for token_id in prompt:
+        kvs.append(kv_of(kvs[-1] if kvs else 0, token_id))
+    output: list[int] = []
+    while len(output) < max_tokens:
+        output.append(next_token_id(kvs))
+        kvs.append(kv_of(kvs[-1], output[-1]))
+        if output[-1] in eos:
             break
-    return tokens[len(prompt) :]
+    return output
 
 
 @dataclass
@@ -87,15 +95,20 @@ class SimModel:
         return block_id * self._block_size + position % self._block_size
 
     def _write(self, sequence: _Sequence, num_new: int) -> None:
+        if num_new < 1:
+            raise AssertionError("a scheduled request has nothing to compute")
         start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_new
+        kv = self._pages[self._slot(sequence, start - 1)] if start else 0
         for position in range(start, end):
-            self._pages[self._slot(sequence, position)] = sequence.token_ids[position]
+            # What was never written is wrong from here on, as it would be on a device.
+            kv = kv_of(kv or 0, sequence.token_ids[position])
+            self._pages[self._slot(sequence, position)] = kv
         sequence.num_computed_tokens = end
 
     def _sample(self, sequence: _Sequence) -> list[int]:
         if sequence.num_computed_tokens < len(sequence.token_ids):
             return []
         read = [self._pages[self._slot(sequence, i)] for i in range(sequence.num_computed_tokens)]
-        token_id = next_token_id([-1 if token is None else token for token in read])
+        token_id = next_token_id(read)
         sequence.token_ids.append(token_id)
         return [token_id]
