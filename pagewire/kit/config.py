@@ -114,7 +114,7 @@ def from_namespace(
     in_file = {}
     try:
         if file_name:
-            in_file = read_config_file(Path(file_name), settings, nested_fields(cls))
+            in_file = read_config_file(Path(file_name), settings)
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
     values: dict[str, Any] = {}

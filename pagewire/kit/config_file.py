@@ -1,8 +1,8 @@
 """Reading the optional YAML file of settings, with every key accounted for.
 
 A key is a setting's name with hyphens or underscores, at the top or inside a mapping under the
-name of the nested dataclass. Unknown and doubled keys are errors. It does not read the values:
-`pagewire.kit.config` does, as it does for flags.
+name of the nested dataclass that holds it (a section). Unknown and doubled keys are errors. It
+does not read the values: `pagewire.kit.config` does, as it does for flags.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from typing import Any
 
 import yaml
 
-from pagewire.kit.config_fields import Setting, nested_fields
+from pagewire.kit.config_fields import Setting
 
 _MAX_FILE_BYTES = 1024 * 1024
 
 
-def read_config_file(
-    path: Path, settings: list[Setting], nested: Mapping[str, type]
-) -> dict[str, tuple[str, Any]]:
+def read_config_file(path: Path, settings: list[Setting]) -> dict[str, tuple[str, Any]]:
     """Return (key as written, YAML value) by the setting's dest.
 
     Raises:
         ValueError: With one line: the file cannot be read, or a key is unknown or given twice.
     """
+    sections = {name for setting in settings for name in setting.path[:-1]}
     found: dict[str, tuple[str, Any]] = {}
-    for trail, value in _leaves(_parse(path), nested):
+    for trail, value in _leaves(_parse(path), sections):
         written = ".".join(trail)
         setting = _match(trail, settings)
         if setting is None:
@@ -59,31 +58,30 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _leaves(
-    content: Mapping[Any, Any], nested: Mapping[str, type], trail: tuple[str, ...] = ()
+    content: Mapping[Any, Any], sections: set[str], trail: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield values with the keys that lead to them; a mapping under a nested name is entered.
+    """Yield values with the keys that lead to them; a mapping under a section's name is entered.
 
-    A name may be a nested dataclass and a setting at once (`model`): then only a mapping is the
-    former.
+    A name may be a section and a setting at once (`model`): only a mapping is the former.
     """
     for key, value in content.items():
-        name = str(key).replace("-", "_")
-        if name in nested and isinstance(value, dict):
-            yield from _leaves(value, nested_fields(nested[name]), (*trail, str(key)))
+        here = (*trail, str(key))
+        if str(key).replace("-", "_") in sections and isinstance(value, dict):
+            yield from _leaves(value, sections, here)
         else:
-            yield (*trail, str(key)), value
+            yield here, value
 
 
 def _match(trail: tuple[str, ...], settings: list[Setting]) -> Setting | None:
-    """Find the setting of a key: anywhere for a flat key, in its place for a nested one."""
-    *parents, last = (part.replace("-", "_") for part in trail)
-    for setting in settings:
-        if last in (setting.key, setting.name) and list(setting.path[:-1]) == parents:
-            return setting
-    for setting in settings:
-        if last == setting.key and not parents:
-            return setting
-    return None
+    """Find the setting of a key; the sections it stands in are the last ones of its path."""
+    *sections, last = (part.replace("-", "_") for part in trail)
+    inside = [
+        s for s in settings if list(s.path[:-1])[len(s.path) - 1 - len(sections) :] == sections
+    ]
+    by_key = [setting for setting in inside if setting.key == last]
+    by_name = [setting for setting in inside if setting.name == last]
+    matches = by_key or by_name
+    return matches[0] if len(matches) == 1 else None
 
 
 def _suggest(key: str, settings: list[Setting]) -> str:

@@ -9,9 +9,8 @@ in libraries) records simply go to the standard library's handlers.
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from typing import Any, TextIO, cast
+from typing import Any, Literal, TextIO, cast, get_args
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -19,7 +18,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from pagewire.kit import context
 from pagewire.kit.log_writer import QueueWriter
 
-LEVELS = ("debug", "info", "warning", "error")
+LogLevel = Literal["debug", "info", "warning", "error"]
+LEVELS: tuple[str, ...] = get_args(LogLevel)
 
 _MAX_TEXT_CHARS = 4000
 _MAX_TRACEBACK_CHARS = 16_000
@@ -61,8 +61,6 @@ def configure_logging(service: str, level: str = "info", stream: TextIO | None =
         level: One of `LEVELS`; the root's level.
         stream: For tests.
     """
-    # gRPC's core writes its own lines to stderr, in its own format, unless told before it starts.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=_shared_processors(),
         processors=[

@@ -16,15 +16,23 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from pagewire.kit.admin import AdminServicer
 from pagewire.kit.channels import DEFAULT_MAX_MESSAGE_BYTES
-from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from pagewire.kit.health import HealthServicer
 from pagewire.kit.interceptors import server_interceptors
 from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
-from pagewire.kit.logs import LEVELS, get_logger
+from pagewire.kit.logs import LogLevel, get_logger
 from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
-from pagewire.kit.sockets import SOCKET_FILES, check_listen, unix_path, with_port
+from pagewire.kit.sockets import (
+    SOCKET_FILES,
+    cannot_listen,
+    check_bindable,
+    check_listen,
+    unix_path,
+    with_port,
+)
+from pagewire.v1 import admin_pb2_grpc
 
 __all__ = [
     "Registrar",
@@ -57,8 +65,8 @@ class ServerConfig:
     """Address that the metrics port is bound to."""
     drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
     """Seconds that requests in flight get to finish after SIGTERM."""
-    log_level: str = "info"
-    """Log level: debug, info, warning or error."""
+    log_level: LogLevel = "info"
+    """Least severe log lines that are written; SetLogLevel changes it while the service runs."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     """Largest message that the server accepts."""
 
@@ -70,8 +78,6 @@ class ServerConfig:
             raise ValueError("metrics_port", self.metrics_port, "must be between 0 and 65535")
         if self.drain_timeout_s < 0:
             raise ValueError("drain_timeout_s", self.drain_timeout_s, "must not be negative")
-        if self.log_level not in LEVELS:
-            raise ValueError("log_level", self.log_level, f"must be one of {', '.join(LEVELS)}")
         if self.max_message_bytes < 1024:
             raise ValueError("max_message_bytes", self.max_message_bytes, "must be at least 1024")
 
@@ -100,7 +106,7 @@ class ServiceServer:
             service_name: Full name for the readiness check, such as pagewire.v1.SchedulerService.
             register: Functions that add servicers to the server of `listen`, for example
                 `lambda server: add_XServicer_to_server(servicer, server)`.
-            register_admin: The same for `admin_listen`.
+            register_admin: The same for `admin_listen`, which has `AdminService` anyway.
             interceptors: The service's own, run inside those of the kit.
             registry: Metrics of the service; default: a new one with the process's figures.
         """
@@ -113,7 +119,7 @@ class ServiceServer:
         self._main = _Listener(config.listen, register)
         self._admin: _Listener | None = None
         if config.admin_listen is not None:
-            self._admin = _Listener(config.admin_listen, register_admin)
+            self._admin = _Listener(config.admin_listen, [_register_admin, *register_admin])
         self._metrics: MetricsServer | None = None
         self._serving: bool | None = None
 
@@ -151,7 +157,7 @@ class ServiceServer:
             raise
         log.info(
             "listening",
-            service=self.service_name,
+            name=self.service_name,
             address=self.address,
             admin_address=self.admin_address,
             metrics_port=self.metrics_port,
@@ -226,15 +232,14 @@ class _Listener:
                 SOCKET_FILES.remove(self._path)
 
     def _bind(self, server: grpc.aio.Server) -> None:
+        if self._path is None:
+            check_bindable(self.address)
         try:
             port = server.add_insecure_port(self.address)
         except RuntimeError:
-            port = 0
+            port = 0  # older versions of grpcio return 0
         if port == 0:
-            message = (
-                f"cannot listen on {self.address}: it is in use or not an address of this host"
-            )
-            raise FailedPreconditionError(message, reason="ADDRESS_IN_USE")
+            raise cannot_listen(self.address, "it cannot be bound")
         if self._path is None:
             self.address = with_port(self.address, port)
 
@@ -252,6 +257,10 @@ class _Collected:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         self.service_names.append(service)
         self._server.add_registered_method_handlers(service, handlers)
+
+
+def _register_admin(server: grpc.aio.Server) -> None:
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(), server)
 
 
 def _options(max_message_bytes: int) -> list[tuple[str, int]]:

@@ -57,6 +57,32 @@ def with_port(address: str, port: int) -> str:
     return f"{address.rpartition(':')[0]}:{port}"
 
 
+def cannot_listen(address: str, why: str) -> FailedPreconditionError:
+    """Return the error of an address that cannot be had."""
+    message = f"cannot listen on {address}: {why}; choose another address"
+    return FailedPreconditionError(message, reason="CANNOT_LISTEN")
+
+
+def check_bindable(address: str) -> None:
+    """Bind a TCP address for a moment, for the reason that gRPC would not give.
+
+    Raises:
+        FailedPreconditionError: The address cannot be had, and why.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        resolved = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, sockaddr = resolved[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(sockaddr)
+            probe.listen()
+    except OSError as exc:
+        raise cannot_listen(address, (exc.strerror or "no such address").lower()) from exc
+
+
 class SocketFiles:
     """The unix socket files that this process listens on. Used from the event loop's thread."""
 
@@ -74,11 +100,9 @@ class SocketFiles:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            message = f"cannot listen on unix:{path}: the file exists and is no socket"
-            raise FailedPreconditionError(message, reason="ADDRESS_IN_USE")
+            raise cannot_listen(f"unix:{path}", "the file exists and is no socket")
         if is_listening(path):
-            message = f"cannot listen on unix:{path}: another process listens there"
-            raise FailedPreconditionError(message, reason="ADDRESS_IN_USE")
+            raise cannot_listen(f"unix:{path}", "another process listens there")
         path.unlink(missing_ok=True)
 
     def add(self, path: Path) -> None:
