@@ -111,9 +111,10 @@ class ValueKind:
             return tuple(self.item.from_yaml(element) for element in value)
         if isinstance(value, str):
             return self.from_text(value)
-        for option in self.options:
-            if _fits_yaml(option, value):
-                return self.from_text(_plain_text(value)) if option is not dict else value
+        if isinstance(value, dict) and any(_is_dict(option) for option in self.options):
+            return value
+        if any(_fits_yaml(option, value) for option in self.options):
+            return self.from_text(_plain_text(value))
         hint = "; put it in quotes" if str in self.options else ""
         raise ValueError(self.rule + hint)
 
@@ -148,6 +149,10 @@ def _is_supported(option: Any) -> bool:
     return option in scalars or (isinstance(option, type) and issubclass(option, enum.Enum))
 
 
+def _is_dict(option: Any) -> bool:
+    return option is dict or typing.get_origin(option) is dict
+
+
 def _choices(option: Any) -> list[Any] | None:
     """Return the values that a closed type allows, None for an open one."""
     if typing.get_origin(option) is Literal:
@@ -161,7 +166,7 @@ def _metavar(option: Any) -> str:
     choices = _choices(option)
     if choices is not None:
         return "{" + ",".join(map(str, choices)) + "}"
-    if option is dict or typing.get_origin(option) is dict:
+    if _is_dict(option):
         return "JSON"
     return str(option.__name__).upper()
 
@@ -219,9 +224,7 @@ def _read_object(text: str) -> dict[str, Any]:
 
 
 def _fits_yaml(option: Any, value: Any) -> bool:
-    """Say whether YAML gave the type that the setting has; True is not an integer here."""
-    if option is dict or typing.get_origin(option) is dict:
-        return isinstance(value, dict)
+    """Say whether YAML gave a scalar of the setting's type; True is not an integer here."""
     if option is bool:
         return isinstance(value, bool)
     if option in (int, float):

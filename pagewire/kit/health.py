@@ -57,8 +57,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service name")
         status, reason = self._statuses[request.service]
         if reason:
-            text = reason[:_MAX_REASON_CHARS].encode("ascii", "replace").decode()
-            context.set_trailing_metadata(((REASON_KEY, text),))
+            context.set_trailing_metadata(((REASON_KEY, _header_text(reason)),))
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(
@@ -80,3 +79,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         """Wake all watchers; each finds a fresh event for the change after this one."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _header_text(text: str) -> str:
+    """Return the text as a header may hold it: printable ASCII, and not much of it."""
+    cut = text[:_MAX_REASON_CHARS]
+    return "".join(char if " " <= char <= "~" else "?" for char in cut).strip()

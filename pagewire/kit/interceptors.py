@@ -92,11 +92,18 @@ async def _mapped_errors(method: str, context: Context) -> AsyncIterator[None]:
     except grpc.aio.AbortError:
         raise
     except Exception as exc:
-        if context.done():
-            # The client is gone: there is nobody to tell, and writing to it is what failed.
-            log.debug("rpc_failed_after_end", method=method, exc_info=True)
+        if _is_client_gone(exc):
+            # There is nobody to tell; only our own logs want to know of a failing cleanup.
+            log.info("rpc_failed_after_cancel", method=method, exc_info=True)
             raise asyncio.CancelledError from exc
         await abort_with(context, _to_error(method, exc))
+
+
+def _is_client_gone(exc: Exception) -> bool:
+    """Say whether the call was cancelled or its transport is lost, so that no status arrives."""
+    task = asyncio.current_task()
+    cancelled = task is not None and task.cancelling() > 0
+    return cancelled or isinstance(exc, grpc.aio.InternalError)
 
 
 def _to_error(method: str, exc: Exception) -> PagewireError:
