@@ -63,6 +63,26 @@ class SchedulerOutput:
         return not (self.requests or self.finished_req_ids or self.preempted_req_ids)
 
 
+@dataclass(slots=True)
+class LogprobRows:
+    """Log-probabilities of one request's new tokens: a row a token, candidates in one column."""
+
+    logprobs: list[float]
+    ranks: list[int]
+    top_counts: list[int]
+    """Candidates of each row."""
+    top_token_ids: list[int]
+    top_logprobs: list[float]
+
+    def extend(self, later: LogprobRows) -> None:
+        """Append the rows of later tokens."""
+        self.logprobs += later.logprobs
+        self.ranks += later.ranks
+        self.top_counts += later.top_counts
+        self.top_token_ids += later.top_token_ids
+        self.top_logprobs += later.top_logprobs
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """The worker's answer to one step."""
@@ -70,10 +90,14 @@ class ModelRunnerOutput:
     step: int
     sampled_token_ids: Sequence[Sequence[int]]
     """By row of the step; empty for a prompt that is not computed to its end yet."""
-    logprobs: Mapping[int, object] = field(default_factory=dict)
-    """By row, where asked for; passed on unread."""
+    logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    """By row, where asked for."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """By row: requests that the model could not go on with, and a message fit for the client."""
+    forward_ns: int = 0
+    sample_ns: int = 0
+    idle_ns: int = 0
+    """How long the worker had no step before this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +135,31 @@ class EngineCoreOutputs:
     """Of the rows that have new tokens."""
     new_token_ids: list[Sequence[int]] = field(default_factory=list)
     """By row."""
-    logprobs: dict[int, object] = field(default_factory=dict)
+    logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     """By row, where there are any."""
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Where the time of a step went, in nanoseconds; sums where steps were merged."""
+
+    schedule_ns: int = 0
+    execute_ns: int = 0
+    """From sending the step to its answer."""
+    forward_ns: int = 0
+    sample_ns: int = 0
+    idle_ns: int = 0
+
+    def __add__(self, other: StepTimings) -> StepTimings:
+        return StepTimings(
+            self.schedule_ns + other.schedule_ns,
+            self.execute_ns + other.execute_ns,
+            self.forward_ns + other.forward_ns,
+            self.sample_ns + other.sample_ns,
+            self.idle_ns + other.idle_ns,
+        )
 
 
 @dataclass(frozen=True, slots=True)

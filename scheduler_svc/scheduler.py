@@ -92,6 +92,10 @@ class Scheduler:
         return bool(self._requests or self._finished_req_ids or self._preempted_req_ids)
 
     @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 

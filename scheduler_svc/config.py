@@ -1,0 +1,32 @@
+"""Settings of a scheduler process: the engine's, the server's, and where its workers are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.channels import check_target
+from pagewire.kit.server import ServerConfig
+
+DEFAULT_WORKER = "127.0.0.1:50053"
+
+
+def _default_server() -> ServerConfig:
+    return ServerConfig(listen="127.0.0.1:50052", admin_listen="127.0.0.1:50062", metrics_port=9102)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerServiceConfig:
+    """The scheduler service: batching, block tables, prefix cache."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=_default_server)
+    workers: tuple[str, ...] = (DEFAULT_WORKER,)
+    """Workers to claim: addresses, or dns:///name:port. The first that is free is taken, the
+    others stand by."""
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise ValueError("workers", self.workers, "must name at least one worker")
+        for target in self.workers:
+            check_target(target, "workers")

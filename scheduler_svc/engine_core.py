@@ -1,0 +1,428 @@
+"""The engine's loop: schedule, execute, update; claim a worker, lose it, claim it again.
+
+It owns the `Scheduler`, the `Executor` and the list of clients (`OutputSink`s: gateway streams and
+direct callers). It does not know gRPC. Everything runs on one event loop: clients add and abort
+directly, between awaits of the loop, so nothing here is locked. `run` is one task; the composition
+root owns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from typing import Protocol
+
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.errors import FailedPreconditionError, PagewireError, ServiceUnavailableError
+from pagewire.kit.logs import get_logger
+from scheduler_svc.executor import (
+    Executor,
+    KvCachePlan,
+    StepFailedError,
+    WorkerFacts,
+    WorkerLostError,
+    WorkerUnavailableError,
+)
+from scheduler_svc.kv_sizing import plan_kv_cache
+from scheduler_svc.limits import SchedulerLimits
+from scheduler_svc.output import (
+    EngineCoreOutputs,
+    FinishedRequest,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    SchedulerStats,
+    StepTimings,
+)
+from scheduler_svc.request import EngineCoreRequest
+from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
+from scheduler_svc.stop import Stop
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+MAX_FAILED_STEPS_IN_A_ROW = 3
+"""After as many, the requests of the failing step are ended."""
+
+log = get_logger("scheduler_svc.engine_core")
+
+
+class EngineState(Enum):
+    """Whether steps can run."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RECOVERING = "recovering"
+
+
+class OutputSink(Protocol):
+    """A client of the engine. Its methods return at once and raise nothing."""
+
+    def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
+        """Take what a step gave."""
+
+    def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
+        """Take requests that were ended from outside a step."""
+
+    def set_recovering(self, recovering: bool) -> None:
+        """Note that the worker is lost, or back."""
+
+    def set_draining(self, deadline_s: float) -> None:
+        """Note that the engine goes away in so many seconds."""
+
+    def end(self, error: PagewireError) -> None:
+        """The engine lets go of this client; its requests end here without another word."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine serves, known once the first worker is loaded."""
+
+    facts: WorkerFacts
+    kv_cache: KvCachePlan
+    fingerprint: str
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Grow forever."""
+
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_workers_lost: int = 0
+
+
+class EngineCore:
+    """One engine.
+
+    States: STARTING until the first worker is ready, then READY and RECOVERING in turns. Requests
+    are taken in READY and in RECOVERING, until a drain begins.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.config = config
+        self.counters = EngineCounters()
+        self.state = EngineState.STARTING
+        self.info: EngineInfo | None = None
+        self.on_state: Callable[[EngineState], None] = lambda state: None
+        self._executor = executor
+        self._clock = clock
+        self._sleep = sleep
+        self._scheduler: Scheduler | None = None
+        self._sinks: dict[int, OutputSink] = {}
+        self._client_ids = count(1)
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._is_draining = False
+        self._in_step = False
+        self._between_steps: list[Callable[[], None]] = []
+        self._num_failed_steps = 0
+        executor.on_lost = self._wake.set
+
+    # For clients.
+
+    def attach(self, sink: OutputSink) -> int:
+        """Add a client; returns the id that its requests carry."""
+        client_id = next(self._client_ids)
+        self._sinks[client_id] = sink
+        sink.set_recovering(self.state is EngineState.RECOVERING)
+        return client_id
+
+    def detach(self, client_id: int, request_ids: Iterable[str]) -> None:
+        """Remove a client and abort its requests without telling it. Idempotent."""
+        self._sinks.pop(client_id, None)
+        if self._scheduler is not None:
+            self._scheduler.finish_requests(request_ids)
+            self._changed()
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            PagewireError: It is refused.
+        """
+        if self._is_draining:
+            raise ServiceUnavailableError("the engine is going away", reason="DRAINING")
+        self._require_scheduler().add_request(request, self._clock())
+        self._idle.clear()
+        self._wake.set()
+
+    def finish_requests(self, request_ids: Iterable[str], stop: Stop = ABORTED) -> None:
+        """End requests and tell their clients; unknown ids are passed over."""
+        if self._scheduler is not None:
+            self._put_finished(self._scheduler.finish_requests(request_ids, stop))
+            self._changed()
+
+    def require_info(self) -> EngineInfo:
+        """What the engine serves.
+
+        Raises:
+            ServiceUnavailableError: No worker has been ready yet.
+        """
+        if self.info is None:
+            raise ServiceUnavailableError("the engine is starting", reason="STARTING")
+        return self.info
+
+    def make_stats(self) -> SchedulerStats | None:
+        """The scheduler's figures; None before the first worker is ready."""
+        return None if self._scheduler is None else self._scheduler.make_stats()
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        """Forget cached prefixes between two steps.
+
+        Returns:
+            False, and nothing is done, while requests hold blocks.
+        """
+        scheduler = self._require_scheduler()
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def reset() -> None:
+            if reset_running_requests:
+                scheduler.preempt_all()
+            if not done.done():
+                done.set_result(scheduler.kv_cache.reset_prefix_cache())
+
+        if self._in_step:
+            self._between_steps.append(reset)
+        else:
+            reset()
+            self._wake.set()
+        return await done
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, let the others finish, then let go of all clients.
+
+        What has not finished by then ends here without a word to its client but the end of its
+        stream: a gateway takes it elsewhere.
+        """
+        self._is_draining = True
+        for sink in list(self._sinks.values()):
+            sink.set_draining(timeout_s)
+        if self._scheduler is not None and self._scheduler.has_requests:
+            log.info("draining", num_requests=self._scheduler.num_requests, timeout_s=timeout_s)
+            self._idle.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._idle.wait()
+            except TimeoutError:
+                log.warning("drain_timed_out", num_requests=self._scheduler.num_requests)
+        for sink in list(self._sinks.values()):
+            sink.end(ServiceUnavailableError("the engine is going away", reason="DRAINING"))
+        if self._scheduler is not None:
+            self._scheduler.finish_requests(None)
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Claim a worker, run steps until it is lost, again and again, until cancelled.
+
+        Raises:
+            PagewireError: The first worker refused the configuration, or it does not fit.
+        """
+        while True:
+            await self._claim_worker()
+            try:
+                await self._run_steps()
+            except WorkerLostError as error:
+                self._on_worker_lost(str(error))
+
+    async def _claim_worker(self) -> None:
+        backoff_s, last_reason = FIRST_BACKOFF_S, ""
+        while True:
+            try:
+                facts = await self._executor.initialize()
+                await self._executor.allocate_kv_cache(self._settle(facts))
+                break
+            except WorkerUnavailableError as error:
+                reason = str(error)
+            except PagewireError as error:
+                if self.info is None:
+                    raise
+                # It was fine with this configuration before, so it may be again.
+                reason = error.message
+            if reason != last_reason:
+                log.warning("no_worker", reason=reason)
+                last_reason = reason
+            await self._sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+        self._set_state(EngineState.READY)
+
+    def _settle(self, facts: WorkerFacts) -> KvCachePlan:
+        """Size the engine by its first worker; hold every later one to that."""
+        fingerprint = engine_fingerprint(facts)
+        if self.info is None:
+            plan = plan_kv_cache(self.config, facts)
+            self.info = EngineInfo(facts, plan, fingerprint)
+            self._scheduler = Scheduler(make_limits(self.config, facts, plan))
+            log.info(
+                "kv_cache_sized",
+                num_blocks=plan.num_blocks,
+                block_size=plan.block_size,
+                max_model_len=plan.max_model_len,
+                engine_fingerprint=fingerprint,
+            )
+            # Blocks and modules live as long as the process: no collection need walk them.
+            gc.collect()
+            gc.freeze()
+        elif fingerprint != self.info.fingerprint:
+            raise WorkerUnavailableError("it has another model than the engine started with")
+        return self.info.kv_cache
+
+    async def _run_steps(self) -> None:
+        scheduler = self._require_scheduler()
+        while True:
+            self._run_between_steps()
+            if self._executor.lost_reason is not None:
+                raise WorkerLostError(self._executor.lost_reason)
+            if not scheduler.has_work:
+                await self._wait_for_work()
+                continue
+            started_ns = time.perf_counter_ns()
+            output = scheduler.schedule(self._clock())
+            if output.is_empty:
+                # Admission checks rule this out; waiting beats spinning if they are wrong.
+                log.error("nothing_schedulable", num_waiting=scheduler.num_waiting)
+                await self._wait_for_work()
+                continue
+            await self._run_step(scheduler, output, started_ns)
+
+    async def _run_step(
+        self, scheduler: Scheduler, output: SchedulerOutput, started_ns: int
+    ) -> None:
+        scheduled_ns = time.perf_counter_ns()
+        self._in_step = True
+        try:
+            result = await self._executor.execute(output)
+        except StepFailedError as error:
+            self._on_step_failed(scheduler, output, str(error))
+            raise WorkerLostError(f"a step failed: {error}") from error
+        finally:
+            self._in_step = False
+        self._num_failed_steps = 0
+        # Aborts that came while the step ran have been applied: they win over its tokens.
+        outputs = scheduler.update_from_output(output, result)
+        timings = _timings(result, started_ns, scheduled_ns)
+        self._count(output, outputs)
+        for client_id, client_outputs in outputs.items():
+            sink = self._sinks.get(client_id)
+            if sink is not None:
+                sink.put_outputs(client_outputs, timings)
+        self._note_idle(scheduler)
+
+    async def _wait_for_work(self) -> None:
+        self._wake.clear()
+        await self._wake.wait()
+
+    def _run_between_steps(self) -> None:
+        pending, self._between_steps = self._between_steps, []
+        for run in pending:
+            run()
+
+    def _on_step_failed(self, scheduler: Scheduler, output: SchedulerOutput, reason: str) -> None:
+        self._num_failed_steps += 1
+        log.error("step_failed", step=output.step, reason=reason, in_a_row=self._num_failed_steps)
+        if self._num_failed_steps >= MAX_FAILED_STEPS_IN_A_ROW:
+            self._num_failed_steps = 0
+            ids = [request.request_id for request in output.requests]
+            message = "the model failed on this request's step several times"
+            self._put_finished(scheduler.finish_requests(ids, FAILED, message))
+            self._note_idle(scheduler)
+
+    def _on_worker_lost(self, reason: str) -> None:
+        scheduler = self._require_scheduler()
+        self.counters.num_workers_lost += 1
+        log.warning("worker_lost", reason=reason, num_running=scheduler.num_running)
+        scheduler.forget_worker()
+        self._run_between_steps()
+        self._set_state(EngineState.RECOVERING)
+
+    def _set_state(self, state: EngineState) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        log.info("engine_state", state=state.value)
+        for sink in list(self._sinks.values()):
+            sink.set_recovering(state is EngineState.RECOVERING)
+        self.on_state(state)
+
+    def _put_finished(self, ended: dict[int, list[FinishedRequest]]) -> None:
+        for client_id, finished in ended.items():
+            sink = self._sinks.get(client_id)
+            if sink is not None:
+                sink.put_finished(finished)
+
+    def _changed(self) -> None:
+        if self._scheduler is not None:
+            self._note_idle(self._scheduler)
+        self._wake.set()
+
+    def _note_idle(self, scheduler: Scheduler) -> None:
+        if not scheduler.has_requests:
+            self._idle.set()
+
+    def _count(self, output: SchedulerOutput, outputs: dict[int, EngineCoreOutputs]) -> None:
+        counters = self.counters
+        counters.num_steps += 1
+        num_new = sum(sum(map(len, client.new_token_ids)) for client in outputs.values())
+        counters.generation_tokens += num_new
+        counters.prompt_tokens += output.total_num_scheduled_tokens - len(
+            output.scheduled_cached_reqs.request_ids
+        )
+
+    def _require_scheduler(self) -> Scheduler:
+        if self._scheduler is None:
+            raise ServiceUnavailableError("the engine is starting", reason="STARTING")
+        return self._scheduler
+
+
+def make_limits(config: EngineConfig, facts: WorkerFacts, plan: KvCachePlan) -> SchedulerLimits:
+    """The numbers that the scheduler goes by."""
+    scheduler, cache = config.scheduler, config.cache
+    try:
+        return SchedulerLimits(
+            max_model_len=plan.max_model_len,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
+            block_size=plan.block_size,
+            num_blocks=plan.num_blocks,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill,
+            long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
+            reserve_full_isl=scheduler.scheduler_reserve_full_isl,
+            watermark=scheduler.watermark,
+            max_num_queued_requests=scheduler.max_num_queued_requests,
+            max_num_queued_tokens=scheduler.max_num_queued_tokens,
+            policy=scheduler.scheduling_policy,
+        )
+    except ValueError as error:
+        raise FailedPreconditionError(str(error), reason="INVALID_ENGINE_CONFIG") from error
+
+
+def engine_fingerprint(facts: WorkerFacts) -> str:
+    """SHA-256 (hex) over what decides which tokens an engine gives."""
+    parts = (facts.weights_digest, facts.dtype, facts.sampler_version, str(facts.vocab_size))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _timings(result: ModelRunnerOutput, started_ns: int, scheduled_ns: int) -> StepTimings:
+    return StepTimings(
+        schedule_ns=scheduled_ns - started_ns,
+        execute_ns=time.perf_counter_ns() - scheduled_ns,
+        forward_ns=result.forward_ns,
+        sample_ns=result.sample_ns,
+        idle_ns=result.idle_ns,
+    )

@@ -1,0 +1,102 @@
+"""The seam between the engine and whatever executes its steps.
+
+`engine_core` knows an `Executor` and nothing of gRPC, addresses or leases; `worker_client` has the
+real one, tests have their own. An executor belongs to one event loop and one engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagewire.v1 import common_pb2
+from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
+
+
+class WorkerUnavailableError(Exception):
+    """No worker can be claimed now; another try may succeed."""
+
+
+class WorkerLostError(Exception):
+    """The worker is gone, and the KV with it."""
+
+
+class StepFailedError(Exception):
+    """The step failed as a whole, the worker lives; its KV can't be trusted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker found when it loaded the model."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    """Longest sequence that the model was made for, in tokens."""
+    eos_token_ids: frozenset[int]
+    available_kv_cache_bytes: int
+    bytes_per_block: int
+    weights_digest: str
+    dtype: str
+    sampler_version: str
+    model_info: common_pb2.ModelInfo
+    """Passed on to gateways unread."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvCachePlan:
+    """What the engine decided from the facts."""
+
+    num_blocks: int
+    """Null block included."""
+    block_size: int
+    """In tokens."""
+    max_model_len: int
+
+
+class Executor(ABC):
+    """One worker that loads a model and runs steps in order."""
+
+    def __init__(self) -> None:
+        self.on_lost: Callable[[], None] = _do_nothing
+        """Called on the event loop when `lost_reason` is set, also while no step runs."""
+
+    @property
+    @abstractmethod
+    def lost_reason(self) -> str | None:
+        """Why the worker counts as lost; None while it is there."""
+
+    @abstractmethod
+    async def initialize(self) -> WorkerFacts:
+        """Claim a worker and have it load the model; ends any claim from before.
+
+        Raises:
+            WorkerUnavailableError: Try again later.
+            PagewireError: The worker refused the configuration; trying again is no use.
+        """
+
+    @abstractmethod
+    async def allocate_kv_cache(self, plan: KvCachePlan) -> None:
+        """Allocate and get ready for steps; the worker knows no requests afterwards.
+
+        Raises:
+            WorkerUnavailableError: Try again from `initialize`.
+            PagewireError: It does not fit.
+        """
+
+    @abstractmethod
+    async def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step and wait for its answer.
+
+        Raises:
+            WorkerLostError: The worker is gone.
+            StepFailedError: The worker could not run this step.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give the worker back; idempotent."""
+
+
+def _do_nothing() -> None:
+    return None

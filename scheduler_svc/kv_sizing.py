@@ -1,0 +1,74 @@
+"""How many KV blocks an engine has, and the longest sequence that they hold.
+
+Pure arithmetic over the configuration and what the worker found, with vLLM's rules and errors.
+"""
+
+from __future__ import annotations
+
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
+from scheduler_svc.executor import KvCachePlan, WorkerFacts
+
+_GIB = 1024**3
+
+
+def plan_kv_cache(config: EngineConfig, facts: WorkerFacts) -> KvCachePlan:
+    """Decide the number of blocks and the length limit.
+
+    Raises:
+        InvalidRequestError: --max-model-len is longer than the model allows.
+        FailedPreconditionError: One request of full length does not fit.
+    """
+    max_model_len = _max_model_len(config, facts)
+    block_size = config.cache.block_size
+    num_blocks = config.cache.num_gpu_blocks_override
+    if num_blocks is None:
+        num_blocks = facts.available_kv_cache_bytes // max(facts.bytes_per_block, 1)
+    if num_blocks < 2:
+        raise FailedPreconditionError(
+            "No available memory for the cache blocks: the worker found"
+            f" {_gib(facts.available_kv_cache_bytes)} for KV, two blocks need"
+            f" {_gib(2 * facts.bytes_per_block)}. Try increasing --gpu-memory-utilization or"
+            " --kv-cache-memory-bytes when initializing the engine.",
+            reason="NO_KV_CACHE_MEMORY",
+        )
+    # One block is null, so a request can hold all but one.
+    if -(-max_model_len // block_size) > num_blocks - 1:
+        raise _too_small(max_model_len, num_blocks, config, facts)
+    return KvCachePlan(num_blocks, block_size, max_model_len)
+
+
+def _max_model_len(config: EngineConfig, facts: WorkerFacts) -> int:
+    wanted, longest = config.model.max_model_len, facts.max_position_embeddings
+    if wanted is None:
+        return longest
+    if wanted > longest:
+        raise InvalidRequestError(
+            f"--max-model-len {wanted} is longer than the model was made for ({longest});"
+            f" choose at most {longest}",
+            reason="MAX_MODEL_LEN_TOO_LONG",
+            field="max_model_len",
+        )
+    return wanted
+
+
+def _too_small(
+    max_model_len: int, num_blocks: int, config: EngineConfig, facts: WorkerFacts
+) -> FailedPreconditionError:
+    block_size = config.cache.block_size
+    needed_bytes = (-(-max_model_len // block_size) + 1) * facts.bytes_per_block
+    available_bytes = num_blocks * facts.bytes_per_block
+    return FailedPreconditionError(
+        f"To serve at least one request with the model's max seq len ({max_model_len}),"
+        f" {_gib(needed_bytes)} KV cache is needed, which is larger than the available KV cache"
+        f" memory ({_gib(available_bytes)}, {num_blocks} blocks of {block_size} tokens). Based on"
+        " the available memory, the estimated maximum model length is"
+        f" {(num_blocks - 1) * block_size}. Try increasing --gpu-memory-utilization,"
+        " --kv-cache-memory-bytes or --num-gpu-blocks-override, or decreasing --max-model-len"
+        " when initializing the engine.",
+        reason="KV_CACHE_TOO_SMALL",
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"

@@ -1,0 +1,139 @@
+"""Steps and their answers as messages of `WorkerService.Execute`; part of `worker_client`.
+
+On the wire a request is an integer handle, chosen here and valid within one Execute stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, count, pairwise
+
+from pagewire import wire
+from pagewire.v1 import common_pb2, worker_pb2
+from scheduler_svc.executor import WorkerFacts
+from scheduler_svc.output import LogprobRows, ModelRunnerOutput, NewRequestData, SchedulerOutput
+
+
+class StepEncoder:
+    """Encodes the steps of one Execute stream; keeps the handles of what the worker knows."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, int] = {}
+        self._next_handle = count(1)
+
+    def encode(self, output: SchedulerOutput) -> worker_pb2.SchedulerOutput:
+        """Build the step's message. Ids that end here may come again as new in the same step."""
+        cached = output.scheduled_cached_reqs
+        known = self._handles
+        cached_handles = [known[request_id] for request_id in cached.request_ids]
+        finished = self._forget(output.finished_req_ids)
+        preempted = self._forget(output.preempted_req_ids)
+        new_requests = [self._encode_new(new) for new in output.scheduled_new_reqs]
+        new_block_counts = [len(block_ids) for block_ids in cached.new_block_ids]
+        return worker_pb2.SchedulerOutput(
+            step=output.step,
+            new_requests=new_requests,
+            handles=cached_handles + [new.handle for new in new_requests],
+            num_scheduled_tokens=output.num_scheduled_tokens,
+            new_block_counts=new_block_counts + [0] * len(new_requests),
+            new_block_ids=chain.from_iterable(cached.new_block_ids),
+            finished_handles=finished,
+            preempted_handles=preempted,
+        )
+
+    def _encode_new(self, new: NewRequestData) -> worker_pb2.NewRequestData:
+        handle = self._handles[new.request_id] = next(self._next_handle)
+        return worker_pb2.NewRequestData(
+            handle=handle,
+            request_id=new.request_id,
+            prompt_token_ids=new.prompt_token_ids,
+            output_token_ids=new.output_token_ids,
+            sampling_params=wire.sampling_params_to_proto(new.sampling_params),
+            num_computed_tokens=new.num_computed_tokens,
+            block_ids=new.block_ids,
+            lora_digest=new.lora_digest or "",
+        )
+
+    def _forget(self, request_ids: Sequence[str]) -> list[int]:
+        # A request may be preempted and then end before it ran again: the worker hears it once.
+        handles = (self._handles.pop(request_id, None) for request_id in request_ids)
+        return [handle for handle in handles if handle is not None]
+
+
+def decode_output(
+    message: worker_pb2.ModelRunnerOutput, step: worker_pb2.SchedulerOutput
+) -> ModelRunnerOutput:
+    """Read a step's answer.
+
+    Args:
+        message: The answer.
+        step: What it answers.
+
+    Raises:
+        ValueError: The answer does not fit the step.
+    """
+    counts, token_ids = message.sampled_counts, list(message.sampled_token_ids)
+    if len(counts) != len(step.handles):
+        raise ValueError(f"{len(counts)} rows were answered, {len(step.handles)} asked")
+    if sum(counts) != len(token_ids):
+        raise ValueError("sampled_counts and sampled_token_ids disagree")
+    ends = list(accumulate(counts, initial=0))
+    row_of = {handle: row for row, handle in enumerate(step.handles)} if _is_sparse(message) else {}
+    return ModelRunnerOutput(
+        step=message.step,
+        sampled_token_ids=[token_ids[start:end] for start, end in pairwise(ends)],
+        logprobs=_decode_logprobs(message, row_of),
+        errors={
+            row_of[handle]: reason
+            for handle, reason in zip(message.failed_handles, message.failed_reasons, strict=True)
+        },
+        forward_ns=message.timings.forward_ns,
+        sample_ns=message.timings.sample_ns,
+        idle_ns=message.timings.idle_ns,
+    )
+
+
+def decode_facts(result: worker_pb2.InitializeResult) -> WorkerFacts:
+    """Read what Initialize found."""
+    info = result.model_info
+    return WorkerFacts(
+        vocab_size=info.vocab_size,
+        max_position_embeddings=info.max_position_embeddings,
+        eos_token_ids=frozenset(info.eos_token_ids),
+        available_kv_cache_bytes=result.available_kv_cache_bytes,
+        bytes_per_block=result.bytes_per_block,
+        weights_digest=info.weights_digest,
+        dtype=result.dtype,
+        sampler_version=result.sampler_version,
+        model_info=info,
+    )
+
+
+def _is_sparse(message: worker_pb2.ModelRunnerOutput) -> bool:
+    return bool(message.failed_handles or message.logprob_handles)
+
+
+def _decode_logprobs(
+    message: worker_pb2.ModelRunnerOutput, row_of: dict[int, int]
+) -> dict[int, LogprobRows]:
+    columns = message.logprobs
+    rows, start, top_start = {}, 0, 0
+    for handle in message.logprob_handles:
+        row = row_of[handle]
+        end = start + message.sampled_counts[row]
+        top_end = top_start + sum(columns.top_counts[start:end])
+        rows[row] = _slice(columns, start, end, top_start, top_end)
+        start, top_start = end, top_end
+    return rows
+
+
+def _slice(
+    columns: common_pb2.LogprobColumns, start: int, end: int, top_start: int, top_end: int
+) -> LogprobRows:
+    return LogprobRows(
+        logprobs=columns.logprobs[start:end],
+        ranks=columns.ranks[start:end],
+        top_counts=columns.top_counts[start:end],
+        top_token_ids=columns.top_token_ids[top_start:top_end],
+        top_logprobs=columns.top_logprobs[top_start:top_end],
+    )
