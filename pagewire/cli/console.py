@@ -1,0 +1,154 @@
+"""What a terminal shows while a stack runs: progress, warnings of the children, restarts.
+
+Children log JSON, one object a line. Here a line becomes short text, or progress, or nothing;
+complete lines go to files if a folder is given. It knows no process and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+_LOUD_LEVELS = frozenset({"warning", "error", "critical"})
+# In every line, or shown in another way.
+_PLAIN_KEYS = frozenset({"event", "level", "timestamp", "logger", "service", "exception"})
+_MAX_TEXT_CHARS = 400
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+class Console:
+    """Writes to one stream; close it to close its files.
+
+    On a terminal, progress is a last line that changes in place; anywhere else each stage is a
+    line of its own.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, *, verbose: bool = False, log_dir: Path | None = None
+    ) -> None:
+        """Prepare.
+
+        Args:
+            stream: Default: standard error.
+            verbose: Show every line of the children, not only warnings.
+            log_dir: Folder for one file a child with its complete output; it is created.
+
+        Raises:
+            OSError: The folder cannot be used.
+        """
+        self._stream = stream or sys.stderr
+        self._verbose = verbose
+        self._in_place = self._stream.isatty()
+        self._progress = ""
+        self._stages: dict[str, str] = {}
+        self._log_dir = log_dir
+        self._files: dict[str, TextIO] = {}
+        if log_dir is not None:
+            log_dir.mkdir(parents=True, exist_ok=True)
+
+    def line(self, child: str, line: str) -> None:
+        """Take a line of a child's output."""
+        if self._log_dir is not None:
+            self._keep(self._log_dir, child, line)
+        record = _parse(line)
+        if record is None:
+            self.say(f"{child}: {_cut(line)}")
+        elif "stage" in record and not self._verbose:
+            self._show_progress(child, record)
+        elif self._verbose or record.get("level") in _LOUD_LEVELS:
+            self.say(_readable(child, record, traceback=self._verbose))
+
+    def restarting(self, child: str, reason: str, delay_s: float) -> None:
+        self.say(f"pagewire: the {child} died ({_cut(reason)}); starting it again in {delay_s:g} s")
+
+    def say(self, text: str) -> None:
+        """Write a line of our own."""
+        self.clear_progress()
+        self._write(text + "\n")
+
+    def clear_progress(self) -> None:
+        """Take the line that shows progress off the terminal."""
+        if self._progress and self._in_place:
+            self._write("\r\x1b[K")
+        self._progress = ""
+
+    def close(self) -> None:
+        self.clear_progress()
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _show_progress(self, child: str, record: dict[str, Any]) -> None:
+        text = f"{child}: {progress_text(record)}"
+        if self._in_place:
+            self.clear_progress()
+            self._progress = _cut(text, 78)
+            self._write(self._progress)
+        elif self._stages.get(child) != record["stage"]:
+            self._stages[child] = record["stage"]
+            self._write(text + "\n")
+
+    def _keep(self, log_dir: Path, child: str, line: str) -> None:
+        try:
+            if child not in self._files:
+                self._files[child] = (log_dir / f"{child}.log").open("a", encoding="utf-8")
+            self._files[child].write(line + "\n")
+            self._files[child].flush()
+        except OSError as exc:
+            self._log_dir = None  # said once; the stack is worth more than its log files
+            self.say(f"pagewire: no more log files: {exc.strerror or exc}")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            # The terminal is gone; the stack goes on without one.
+            self._in_place = False
+
+
+def progress_text(record: dict[str, Any]) -> str:
+    """Return `loading weights 45 % of 98 MiB` for a record with stage, done, total and unit."""
+    stage, done, total = record["stage"], record.get("done"), record.get("total")
+    unit = record.get("unit") or ""
+    if not isinstance(total, int) or not isinstance(done, int) or total <= 0:
+        return str(stage)
+    size = _bytes_text(total) if unit == "bytes" else f"{total} {unit}".rstrip()
+    return f"{stage} {100 * done // total} % of {size}"
+
+
+def _bytes_text(size: int) -> str:
+    value = float(size)
+    for unit in _BYTE_UNITS[:-1]:
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} {_BYTE_UNITS[-1]}"
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """Return the record of a log line, None for any other text."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "event" in record else None
+
+
+def _readable(child: str, record: dict[str, Any], *, traceback: bool) -> str:
+    fields = [f"{key}={_cut(str(v), 120)}" for key, v in record.items() if key not in _PLAIN_KEYS]
+    text = " ".join([f"{child}: {record.get('level', 'info')}: {record['event']}", *fields])
+    exception = str(record.get("exception", "")).strip()
+    if exception and traceback:
+        return f"{_cut(text)}\n{exception}"
+    return _cut(f"{text} ({exception.splitlines()[-1]})" if exception else text)
+
+
+def _cut(text: str, limit: int = _MAX_TEXT_CHARS) -> str:
+    # A child's text must not move the cursor or change the terminal.
+    clean = "".join(char if char.isprintable() else " " for char in text)
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -1,0 +1,49 @@
+"""`pagewire healthcheck`: asks one service over grpc.health.v1; for people and container probes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pagewire.kit.channels import check_target
+from pagewire.kit.config import load_config
+from pagewire.kit.healthcheck import check
+
+_SHORT_NAMES = {
+    "gateway": "pagewire.v1.InferenceService",
+    "tokenizer": "pagewire.v1.TokenizerService",
+    "scheduler": "pagewire.v1.SchedulerService",
+    "worker": "pagewire.v1.WorkerService",
+    "any": "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HealthcheckConfig:
+    """Ask a service whether it serves; exit code 0: yes, 1: no."""
+
+    target: str = "127.0.0.1:50050"
+    """Any server of the service: host:port, dns:///name:port or unix:/path."""
+    service: str = "gateway"
+    """gateway, tokenizer, scheduler, worker, or a full service name: is it ready? `any`: is the
+    process alive, whatever it is?"""
+    timeout_s: float = field(default=5.0, metadata={"flag": "--timeout"})
+    """Seconds for the answer."""
+
+    def __post_init__(self) -> None:
+        check_target(self.target)
+        if self.timeout_s <= 0:
+            raise ValueError("timeout_s", self.timeout_s, "must be positive")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    config = load_config(HealthcheckConfig, prog="pagewire healthcheck", argv=arguments)
+    service = _SHORT_NAMES.get(config.service, config.service)
+    status = asyncio.run(check(config.target, service, config.timeout_s))
+    reason = f": {status.reason}" if status.reason else ""
+    stream = sys.stdout if status.serving else sys.stderr
+    print(f"{config.target} is {status.status}{reason}", file=stream)
+    return 0 if status.serving else 1

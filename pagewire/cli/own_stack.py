@@ -1,0 +1,56 @@
+"""A stack that a client command starts for itself when no gateway is up, and stops again.
+
+It runs `pagewire serve` as a child on free ports, in a session of its own, so that Ctrl-C in the
+terminal cancels an answer and not the stack; the stack ends with this process in any case.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pagewire.cli.ready import parse_ready_line
+from pagewire.kit.errors import ServiceUnavailableError
+from pagewire.kit.lifecycle import child_environment
+
+_STOP_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def own_stack(model: str) -> Iterator[str]:
+    """Start a stack and give its gRPC target; stop it on leaving.
+
+    Raises:
+        ServiceUnavailableError: It did not start; it has said why on standard error.
+    """
+    argv = [sys.executable, "-m", "pagewire.cli", "serve"]
+    flags = [f"--model={model}", "--http-port=0", "--grpc-port=0", "--drain-timeout=0"]
+    with subprocess.Popen(
+        [*argv, *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=child_environment(),
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield _wait_ready(process)
+        finally:
+            _stop(process)
+
+
+def _wait_ready(process: subprocess.Popen[str]) -> str:
+    for line in process.stdout or ():
+        if (parsed := parse_ready_line(line)) is not None:
+            return parsed[1]
+    raise ServiceUnavailableError("the stack did not start")
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()

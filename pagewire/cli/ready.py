@@ -1,0 +1,67 @@
+"""When a stack is ready, and the line that says so.
+
+The line is for people and for programs that start a stack: `parse_ready_line` reads what
+`ready_line` writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire.cli.stack import Addresses
+from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import from_rpc_error
+from pagewire.kit.health import SERVING
+
+GATEWAY_SERVICE = "pagewire.v1.InferenceService"
+
+_READY = re.compile(
+    r"pagewire is ready: (?P<url>\S+)/v1 \(OpenAI API\) and (?P<target>\S+) \(gRPC\)"
+)
+_RETRY_PAUSE_S = 0.1
+
+
+def ready_line(addresses: Addresses, model: str) -> str:
+    """Return the one line that `pagewire serve` writes to standard output."""
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = json.dumps({"model": model, "messages": [question]})
+    # In single quotes of a shell only the single quote itself is special.
+    quoted = body.replace("'", "'\\''")
+    return (
+        f"pagewire is ready: {addresses.http_url}/v1 (OpenAI API) and {addresses.grpc_target} "
+        f"(gRPC). Try: curl {addresses.http_url}/v1/chat/completions "
+        f"-H 'content-type: application/json' -d '{quoted}'"
+    )
+
+
+def parse_ready_line(line: str) -> tuple[str, str] | None:
+    """Return (URL of the HTTP API, gRPC target), or None if it is another line."""
+    match = _READY.match(line)
+    return (match["url"], match["target"]) if match is not None else None
+
+
+async def wait_serving(target: str, service: str) -> None:
+    """Wait, however long it takes, until the service is SERVING; callers bound it.
+
+    Raises:
+        PagewireError: Something answers that is no health service.
+    """
+    request = health_pb2.HealthCheckRequest(service=service)
+    options = (("grpc.min_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 200))
+    async with open_channel(target, options=options) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        while True:
+            try:
+                async for response in stub.Watch(request, wait_for_ready=True):
+                    if response.status == SERVING:
+                        return
+            except grpc.aio.AioRpcError as exc:
+                if exc.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                    raise from_rpc_error(exc) from exc
+            # The server went away in the middle; its next start may take a while.
+            await asyncio.sleep(_RETRY_PAUSE_S)

@@ -1,0 +1,144 @@
+"""`pagewire serve`: starts a whole stack, says when it is ready, and ends it without a trace.
+
+Owns the order of events and what stands on standard output: one line, when the stack is ready.
+Processes are the supervisor's, command lines the plan's (`pagewire.cli.stack`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+
+from pagewire.cli.console import Console
+from pagewire.cli.installed import missing_service
+from pagewire.cli.ready import GATEWAY_SERVICE, ready_line, wait_serving
+from pagewire.cli.stack import (
+    MODULES,
+    Addresses,
+    ServeConfig,
+    StackConfig,
+    choose_addresses,
+    plan_children,
+    plan_environment,
+)
+from pagewire.cli.supervisor import Supervisor
+from pagewire.kit.config import ConfigError, load_config
+from pagewire.kit.lifecycle import EXIT_INTERRUPTED, child_environment, exit_with_parent
+from pagewire.kit.lifecycle import run as run_process
+from pagewire.kit.sockets import make_runtime_dir
+from pagewire.kit.tasks import cancel_and_wait
+
+# A child that drains for as long as it may still needs a moment to end.
+_DRAIN_MARGIN_S = 5.0
+# After one was given up, the others have nothing left to finish.
+_GIVEN_UP_TIMEOUT_S = 2.0
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    exit_with_parent()
+    # This process starts children while it has a gRPC channel open; they are other programs, so
+    # gRPC has nothing to prepare for them.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    return run_process(
+        lambda: serve(load_config(ServeConfig, prog="pagewire serve", argv=arguments))
+    )
+
+
+async def serve(config: ServeConfig) -> int:
+    """Run the stack until a signal or a failure; return the exit code.
+
+    Raises:
+        ConfigError: A port is taken, a service is not installed, a folder cannot be used.
+    """
+    for module in MODULES.values():
+        if (message := missing_service(module)) is not None:
+            raise ConfigError(message)
+    signals = StopSignals()
+    console = _open_console(config.stack)
+    runtime_dir = make_runtime_dir()
+    try:
+        addresses = choose_addresses(config.stack, runtime_dir)
+        environment = plan_environment(config, child_environment(runtime_dir))
+        children = plan_children(config, addresses, environment)
+        supervisor = Supervisor(children, environment, console)
+        try:
+            return await _run(config, addresses, supervisor, console, signals)
+        finally:
+            supervisor.kill()
+            await supervisor.stop(0)
+    finally:
+        # Children remove their own sockets; one that was killed could not.
+        shutil.rmtree(runtime_dir, ignore_errors=True)
+        console.close()
+
+
+class StopSignals:
+    """SIGTERM, SIGINT and SIGHUP: the first one asks for a drain, the second for an end at once."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _run(
+    config: ServeConfig,
+    addresses: Addresses,
+    supervisor: Supervisor,
+    console: Console,
+    signals: StopSignals,
+) -> int:
+    """Run the started stack to its end; return the exit code."""
+    supervisor.start()
+    serving = asyncio.create_task(wait_serving(addresses.grpc_target, GATEWAY_SERVICE))
+    failed = asyncio.create_task(supervisor.wait_failed())
+    stopped = asyncio.create_task(signals.first.wait())
+    try:
+        await asyncio.wait({serving, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+            supervisor.ready = True
+            console.clear_progress()
+            print(ready_line(addresses, config.engine.served_model_names[0]), flush=True)
+            await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            console.say(f"error: {failed.result()}")
+            await supervisor.stop(_GIVEN_UP_TIMEOUT_S)
+            return 1
+        return await _drain(config, supervisor, console, signals)
+    finally:
+        await cancel_and_wait(serving, failed, stopped)
+
+
+async def _drain(
+    config: ServeConfig, supervisor: Supervisor, console: Console, signals: StopSignals
+) -> int:
+    """End the children in order, or all at once when a second signal comes."""
+    console.say("pagewire: draining; interrupt again to end at once")
+    timeout_s = config.stack.drain_timeout_s + _DRAIN_MARGIN_S
+    drained = asyncio.create_task(supervisor.stop(timeout_s))
+    interrupted = asyncio.create_task(signals.second.wait())
+    await asyncio.wait({drained, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+    was_interrupted = not drained.done()
+    if was_interrupted:
+        supervisor.kill()
+    await drained
+    await cancel_and_wait(interrupted)
+    return EXIT_INTERRUPTED if was_interrupted else 0
+
+
+def _open_console(config: StackConfig) -> Console:
+    try:
+        return Console(verbose=config.verbose, log_dir=config.log_dir)
+    except OSError as exc:
+        raise ConfigError(f"--log-dir {config.log_dir}: {exc.strerror or exc}") from exc

@@ -1,0 +1,258 @@
+"""What a stack on one machine consists of: settings, addresses, and the four command lines.
+
+Pure planning: it binds no port but to find a free one, and starts nothing. `pagewire.cli.serve`
+hands the result to the supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pagewire.cli.child import ChildSpec
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.config import ConfigError, to_argv
+
+MODULES = {
+    "gateway": "gateway",
+    "scheduler": "scheduler_svc",
+    "worker": "worker_svc",
+    "tokenizer": "tokenizer_svc",
+}
+_MIB = 1024 * 1024
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+# Peer port, admin port, place after --metrics-port-base: the table of the README.
+_PORTS = {
+    "gateway": (50050, 50060, 0),
+    "tokenizer": (50051, 50061, 1),
+    "scheduler": (50052, 50062, 2),
+    "worker": (50053, 50063, 3),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """The stack on this machine."""
+
+    host: str = "127.0.0.1"
+    """Address on which clients reach the HTTP and the gRPC API."""
+    http_port: int = field(default=8000, metadata={"aliases": ("--port",)})
+    """Port of the OpenAI-compatible HTTP API; 0: any free one."""
+    grpc_port: int = 50050
+    """Port of the public gRPC API; 0: any free one."""
+    internal_transport: Literal["uds", "tcp"] = "uds"
+    """How services reach each other: Unix sockets in a private directory, or loopback ports."""
+    metrics_port_base: int = 0
+    """First of four ports for Prometheus metrics (gateway, tokenizer, scheduler, worker); 0: only
+    /metrics on the HTTP port."""
+    drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
+    """Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log level of the services."""
+    log_dir: Path | None = None
+    """Folder for one log file a service with all that it logs."""
+    verbose: bool = False
+    """Show all that the services log, not only warnings and progress."""
+
+    def __post_init__(self) -> None:
+        for name in ("http_port", "grpc_port", "metrics_port_base"):
+            value = getattr(self, name)
+            if not 0 <= value <= 65535:
+                raise ValueError(name, value, "must be between 0 and 65535")
+        if 0 < self.http_port == self.grpc_port:
+            raise ValueError("grpc_port", self.grpc_port, "must differ from the HTTP port")
+        if self.drain_timeout_s < 0:
+            raise ValueError("drain_timeout_s", self.drain_timeout_s, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """What clients may send, and how long they wait."""
+
+    max_prompt_bytes: int = 4 * _MIB
+    """Longest prompt in UTF-8 bytes; longer ones are refused before they are tokenized."""
+    max_body_bytes: int = 8 * _MIB
+    """Longest HTTP body; longer ones get 413."""
+    max_outputs_per_request: int = 256
+    """Most outputs of one request: prompts times n."""
+    max_live_outputs: int = 8192
+    """Most outputs generated at a time over all clients; more are refused with 429."""
+    max_buffered_output_bytes: int = 4 * _MIB
+    """Output that waits for one slow client; a request that exceeds it is ended."""
+    request_timeout_s: float = field(default=3600.0, metadata={"flag": "--request-timeout"})
+    """Seconds until a request is ended, unless its client set a shorter deadline."""
+    recovery_timeout_s: float = field(default=120.0, metadata={"flag": "--recovery-timeout"})
+    """Seconds that live requests wait for a lost scheduler or tokenizer to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretOptions:
+    """Authentication."""
+
+    api_key: tuple[str, ...] = ()
+    """Keys of which clients must send one as a bearer token; none: no authentication."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Run a whole stack on this machine: gateway, tokenizer, scheduler and worker."""
+
+    stack: StackConfig = field(default_factory=StackConfig)
+    gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    secrets: SecretOptions = field(default_factory=SecretOptions)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where everything listens."""
+
+    http: str
+    grpc: str
+    listen: Mapping[str, str]
+    """By service, without the gateway: what peers connect to."""
+    admin_listen: Mapping[str, str]
+    """By service."""
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{reachable(self.http)}"
+
+    @property
+    def grpc_target(self) -> str:
+        return reachable(self.grpc)
+
+
+def choose_addresses(config: StackConfig, runtime_dir: Path) -> Addresses:
+    """Fix every address before anything starts, so that a restarted child has its old one.
+
+    Raises:
+        ConfigError: A public port is in use.
+    """
+    http_port = _public_port(config.host, config.http_port, "--http-port")
+    grpc_port = _public_port(config.host, config.grpc_port, "--grpc-port")
+    listen, admin_listen = {}, {}
+    for service in MODULES:
+        port, admin_port, _ = _PORTS[service]
+        if config.internal_transport == "uds":
+            listen[service] = f"unix:{runtime_dir / service}.sock"
+            admin_listen[service] = f"unix:{runtime_dir / service}-admin.sock"
+        else:
+            listen[service] = f"127.0.0.1:{_free_port('127.0.0.1', port)}"
+            admin_listen[service] = f"127.0.0.1:{_free_port('127.0.0.1', admin_port)}"
+    del listen["gateway"]  # its peers are the clients
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return Addresses(f"{host}:{http_port}", f"{host}:{grpc_port}", listen, admin_listen)
+
+
+def plan_children(
+    config: ServeConfig, addresses: Addresses, environment: Mapping[str, str]
+) -> list[ChildSpec]:
+    """Return the children in the order in which they are drained.
+
+    Args:
+        config: The whole configuration; the scheduler gets the engine's part of it.
+        addresses: See `choose_addresses`.
+        environment: Of the children; they read settings from it too, so flags must win over it.
+    """
+    model = config.engine.model
+    own = {
+        "gateway": [
+            f"--host={config.stack.host}",
+            f"--http-port={addresses.http.rpartition(':')[2]}",
+            f"--grpc-port={addresses.grpc.rpartition(':')[2]}",
+            f"--schedulers={addresses.listen['scheduler']}",
+            f"--tokenizers={addresses.listen['tokenizer']}",
+            *to_argv(config.gateway, env=environment),
+        ],
+        "scheduler": [
+            f"--workers={addresses.listen['worker']}",
+            *to_argv(config.engine, env=environment),
+        ],
+        "worker": [],
+        "tokenizer": [f"--model={model.model}"],
+    }
+    return [
+        ChildSpec(service, (*_python(service), *_common(service, config.stack, addresses), *flags))
+        for service, flags in own.items()
+    ]
+
+
+def plan_environment(config: ServeConfig, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the children."""
+    environment = {**inherited, "PYTHONPATH": _python_path(inherited)}
+    if config.secrets.api_key:
+        # Not a flag: command lines are for everybody on the machine to read.
+        environment["PAGEWIRE_API_KEY"] = ",".join(config.secrets.api_key)
+    return environment
+
+
+def _python_path(environment: Mapping[str, str]) -> str:
+    """Return PYTHONPATH for children: the place that this package came from, after the user's own.
+
+    Children run with `python -P`, so that a folder named like a service in the working directory
+    is not taken for it; a checkout that is not installed is then found through this.
+    """
+    given = environment.get("PYTHONPATH")
+    root = str(Path(__file__).resolve().parents[2])
+    return f"{given}{os.pathsep}{root}" if given else root
+
+
+def reachable(address: str) -> str:
+    """Return an address to connect to: a wildcard address becomes loopback."""
+    host, _, port = address.rpartition(":")
+    return f"{_LOOPBACK.get(host, host)}:{port}"
+
+
+def _python(service: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", MODULES[service])
+
+
+def _common(service: str, config: StackConfig, addresses: Addresses) -> list[str]:
+    """Return the flags that every service has."""
+    base, place = config.metrics_port_base, _PORTS[service][2]
+    flags = [
+        f"--admin-listen={addresses.admin_listen[service]}",
+        f"--metrics-port={base + place if base else 0}",
+        f"--drain-timeout={config.drain_timeout_s!r}",
+        f"--log-level={config.log_level}",
+    ]
+    if service in addresses.listen:
+        flags.insert(0, f"--listen={addresses.listen[service]}")
+    return flags
+
+
+def _public_port(host: str, port: int, flag: str) -> int:
+    if (found := _bindable(host, port)) is not None:
+        return found
+    if port == 0:
+        raise ConfigError(f"--host {host}: is not an address of this machine")
+    raise ConfigError(
+        f"port {port} of {host} is in use, or no address of this machine; "
+        f"choose another one with {flag}"
+    )
+
+
+def _free_port(host: str, wanted: int) -> int:
+    """Return the wanted port if it is free, else any free one."""
+    port = _bindable(host, wanted) or _bindable(host, 0)
+    if port is None:
+        raise ConfigError(f"no port of {host} is free")
+    return port
+
+
+def _bindable(host: str, port: int) -> int | None:
+    """Return the port that could be bound, None if it could not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return None
+        return int(probe.getsockname()[1])

@@ -1,0 +1,196 @@
+"""Keeps a set of child processes alive: restarts with backoff, gives up, ends them in order.
+
+It knows nothing of what the children are. `pagewire serve` gives it the four services; tests give
+it tiny programs. One task a child owns that child's process from start to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pagewire.cli.child import ChildProcess, ChildSpec, describe_exit
+from pagewire.kit.config import ConfigError
+from pagewire.kit.tasks import TaskOwner
+
+
+class Observer(Protocol):
+    """What a supervisor tells while it works."""
+
+    def line(self, child: str, line: str) -> None:
+        """A child wrote a line."""
+
+    def restarting(self, child: str, reason: str, delay_s: float) -> None:
+        """A child died and is started again after `delay_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """When a dead child is started again, and when no more."""
+
+    max_deaths: int = 5
+    window_s: float = 60.0
+    first_delay_s: float = 0.2
+    max_delay_s: float = 5.0
+
+    def delay_s(self, num_deaths: int) -> float:
+        """Return the pause before the start after the given number of deaths in the window."""
+        return float(min(self.max_delay_s, self.first_delay_s * 2 ** (num_deaths - 1)))
+
+
+class Supervisor:
+    """Runs children until `stop`. Belongs to one event loop, on the main thread.
+
+    While it is not `ready`, a child that ends itself with an `error: ...` line is not started
+    again: what keeps a service from starting at all (a missing model, a port in use) stays wrong.
+    Exit code 2, a configuration error, is never retried.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        environment: Mapping[str, str],
+        observer: Observer,
+        *,
+        policy: RestartPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare; nothing runs before `start`.
+
+        Args:
+            specs: The children, in the order in which `stop` ends them.
+            environment: Of every child.
+            observer: Told of lines and restarts.
+            policy: Default: 5 deaths in 60 s are too many.
+            clock: Seconds, monotonic.
+        """
+        self.ready = False
+        self._specs = tuple(specs)
+        self._environment = environment
+        self._observer = observer
+        self._policy = policy or RestartPolicy()
+        self._clock = clock
+        self._tasks = TaskOwner()
+        self._supervising: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, ChildProcess] = {}
+        self._stopping = asyncio.Event()
+        self._killing = False
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def start(self) -> None:
+        """Start all children at the same time."""
+        for spec in self._specs:
+            task = self._tasks.spawn(self._supervise(spec), name=f"supervise {spec.name}")
+            self._supervising[spec.name] = task
+
+    def pid(self, name: str) -> int | None:
+        """Return the process id of a child that runs, None while it does not."""
+        child = self._running.get(name)
+        return child.pid if child is not None else None
+
+    async def wait_failed(self) -> str:
+        """Wait until a child is given up and return why; a bug of the supervisor is raised."""
+        bug = asyncio.create_task(self._tasks.wait_failed(), name="wait for a supervisor's bug")
+        waited: list[asyncio.Future[Any]] = [bug, self._failed]
+        try:
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if bug.done():
+                bug.result()
+            return self._failed.result()
+        finally:
+            bug.cancel()
+
+    async def stop(self, timeout_s: float) -> None:
+        """End the children one after another; one that takes longer is killed.
+
+        Args:
+            timeout_s: Seconds that each child has to end after SIGTERM.
+        """
+        self._stopping.set()
+        for spec in self._specs:
+            task = self._supervising.get(spec.name)
+            if task is None:
+                continue
+            if (child := self._running.get(spec.name)) is not None:
+                child.send_signal(signal.SIGTERM)
+            await asyncio.wait({task}, timeout=timeout_s)
+            if not task.done() and (child := self._running.get(spec.name)) is not None:
+                child.kill()
+                await asyncio.wait({task})
+        await self._tasks.close()
+
+    def kill(self) -> None:
+        """Kill all children now; a `stop` that is waiting for them then ends."""
+        self._stopping.set()
+        self._killing = True
+        for child in self._running.values():
+            child.kill()
+
+    async def _supervise(self, spec: ChildSpec) -> None:
+        deaths: deque[float] = deque()
+        while not self._stopping.is_set():
+            try:
+                child = await ChildProcess.start(spec, self._environment, self._observer.line)
+            except OSError as exc:
+                self._give_up(f"the {spec.name} cannot be started: {exc.strerror or exc}")
+                return
+            code = await self._run(child)
+            if self._stopping.is_set():
+                return
+            delay_s = self._judge(child, code, deaths)
+            if delay_s is None or await self._stops_within(delay_s):
+                return
+
+    async def _run(self, child: ChildProcess) -> int:
+        """Wait for the child's end; a supervisor that goes away takes it along."""
+        name = child.spec.name
+        self._running[name] = child
+        # `stop` and `kill` do not see a child that is just being started.
+        if self._killing:
+            child.kill()
+        elif self._stopping.is_set():
+            child.send_signal(signal.SIGTERM)
+        try:
+            return await child.wait()
+        finally:
+            child.kill()
+            del self._running[name]
+
+    def _judge(self, child: ChildProcess, code: int, deaths: deque[float]) -> float | None:
+        """Return the seconds until the next start; None: it was given up."""
+        name, policy = child.spec.name, self._policy
+        reason = describe_exit(code) + (f": {child.error}" if child.error else "")
+        if code == ConfigError.exit_code or (child.error and code and not self.ready):
+            self._give_up(f"the {name} cannot start: {child.error or describe_exit(code)}")
+            return None
+        now = self._clock()
+        deaths.append(now)
+        while deaths[0] <= now - policy.window_s:
+            deaths.popleft()
+        if len(deaths) >= policy.max_deaths:
+            self._give_up(
+                f"the {name} died {len(deaths)} times within {policy.window_s:g} s, "
+                f"last with {reason}"
+            )
+            return None
+        delay_s = policy.delay_s(len(deaths))
+        self._observer.restarting(name, reason, delay_s)
+        return delay_s
+
+    def _give_up(self, message: str) -> None:
+        if not self._failed.done():
+            self._failed.set_result(message)
+
+    async def _stops_within(self, delay_s: float) -> bool:
+        """Wait; say whether `stop` was called meanwhile."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
