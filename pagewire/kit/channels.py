@@ -68,7 +68,7 @@ def open_channel(
         "grpc.max_send_message_length": max_message_bytes,
         # The core backs off up to two minutes by default; a restarted peer is wanted back at once.
         "grpc.initial_reconnect_backoff_ms": 100,
-        "grpc.min_reconnect_backoff_ms": 1000,
+        "grpc.min_reconnect_backoff_ms": 5000,  # in truth: time that an attempt to connect gets
         "grpc.max_reconnect_backoff_ms": 2000,
         "grpc.dns_min_time_between_resolutions_ms": 5000,
         # http_proxy in the environment is meant for the world outside, not for our own links.

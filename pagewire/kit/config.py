@@ -2,7 +2,8 @@
 
 A field `max_model_len` is the flag `--max-model-len`, the variable `PAGEWIRE_MAX_MODEL_LEN` and
 the key `max-model-len` (or `max_model_len`) of the file that `--config` names, flat or under the
-name of the nested dataclass that holds it. The text under the field is its help. Field metadata:
+name of the nested dataclass that holds it. An empty variable counts as unset, which is what
+compose files make of one that has no value. The text under the field is its help. Field metadata:
 `flag` replaces the flag's name, `aliases` adds flags. Services and the command line call this; it
 knows none of their settings.
 """
@@ -146,7 +147,7 @@ def to_argv(
         value = config
         for name in setting.path:
             value = getattr(value, name)
-        if only_changed and value == setting.default and setting.env not in environment:
+        if only_changed and value == setting.default and not environment.get(setting.env):
             continue
         if setting.kind.is_bool:
             arguments.append(setting.flag if value else "--no-" + setting.flag[2:])
@@ -179,11 +180,10 @@ def _find(
         raw = given[setting.dest]
         if setting.kind.is_bool:
             return raw, setting.flag if raw else "--no-" + setting.flag[2:]
-        text = ",".join(raw) if isinstance(raw, list) else raw
-        source = f"{setting.flag} {text}"
-        return _read(setting.kind.from_text, text, source), source
-    if setting.env in environment:
-        text = environment[setting.env]
+        joined = ",".join(raw) if isinstance(raw, list) else raw
+        source = f"{setting.flag} {joined}"
+        return _read(setting.kind.from_text, joined, source), source
+    if text := environment.get(setting.env, ""):
         source = f"{setting.env}={text}"
         return _read(setting.kind.from_text, text, source), source
     if setting.dest in in_file:

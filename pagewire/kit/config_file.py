@@ -39,17 +39,31 @@ def read_config_file(path: Path, settings: list[Setting]) -> dict[str, tuple[str
     return found
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """The safe loader, but a key that stands twice in one mapping is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"has {key.value} twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def _parse(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ValueError(f"--config {path}: is larger than {_MAX_FILE_BYTES} bytes")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # a safe loader
     except OSError as exc:
         raise ValueError(f"--config {path}: {exc.strerror}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f" at line {mark.line + 1}" if mark is not None else ""
-        raise ValueError(f"--config {path}: is not valid YAML{place}") from exc
+        problem = getattr(exc, "problem", None) or "is no text"
+        raise ValueError(f"--config {path}: is not valid YAML{place}: {problem}") from exc
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from typing import Any, Literal
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 _NONE = "none"
+_BYTES = re.compile(r"(\d[\d_]*(?:\.\d+)?) ?([kmgt]i?)?b?")
 _BYTE_UNITS = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
 
 
@@ -62,7 +64,7 @@ class ValueKind:
 
     @property
     def is_bool(self) -> bool:
-        return self.options == (bool,)
+        return self.options == (bool,) and not self.optional
 
     @property
     def is_tuple(self) -> bool:
@@ -201,13 +203,13 @@ def _from_text(option: Any, text: str, in_bytes: bool) -> Any:
 
 
 def _read_bytes(text: str) -> int:
-    digits = text.strip().rstrip("abBiIgGkKmMtT")
-    unit = text.strip()[len(digits) :].lower()
-    if unit in ("", "b"):
-        return int(digits)
-    return round(
-        _finite(float(digits)) * _BYTE_UNITS[unit.removesuffix("b") if "i" not in unit else unit]
-    )
+    match = _BYTES.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError("must be a number of bytes")
+    number, unit = match.groups()
+    if unit is None:
+        return int(number)
+    return round(float(number) * _BYTE_UNITS[unit])
 
 
 def _finite(number: float) -> float:

@@ -65,8 +65,8 @@ def configure_logging(service: str, level: str = "info", stream: TextIO | None =
         foreign_pre_chain=_shared_processors(),
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _add_service(service),
             _bound_text,
+            _in_order(service),
             structlog.processors.JSONRenderer(default=_printable, ensure_ascii=False),
         ],
     )
@@ -122,12 +122,14 @@ def _add_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
     return event
 
 
-def _add_service(service: str) -> Processor:
-    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        event["service"] = service
-        return event
+def _in_order(service: str) -> Processor:
+    """Put first what people read first."""
 
-    return add
+    def order(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        head = {key: event.pop(key, "") for key in ("timestamp", "level", "event", "logger")}
+        return {**head, "service": service, **event}
+
+    return order
 
 
 def _bound_text(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -221,8 +221,6 @@ class _Listener:
         self._bind(server)
         self._server = server
         await server.start()
-        if self._path is not None:
-            SOCKET_FILES.add(self._path)
 
     async def stop(self, grace_s: float) -> None:
         server, self._server = self._server, None
@@ -242,6 +240,8 @@ class _Listener:
             raise cannot_listen(self.address, "it cannot be bound")
         if self._path is None:
             self.address = with_port(self.address, port)
+        else:
+            SOCKET_FILES.add(self._path)
 
 
 class _Collected:
@@ -269,6 +269,7 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         # Without this a second process silently shares the port.
         ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", 10_000),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

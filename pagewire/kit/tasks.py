@@ -71,7 +71,9 @@ class TaskOwner:
             raise self._failure
 
     async def close(self) -> None:
-        """Cancel and await every task; idempotent."""
+        """Cancel and await every task; idempotent. None of the tasks may call it."""
+        if asyncio.current_task() in self._tasks:
+            raise RuntimeError("a task cannot close its own owner: it would wait for itself")
         self._closed = True
         # A task may be spawned by none after this point, so one pass is enough.
         await cancel_and_wait(*self._tasks)

@@ -54,6 +54,7 @@ class Settings:
     folder: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     limit: int | Literal["auto"] = "auto"
+    maybe: bool | None = None
     cache: Cache = field(default_factory=lambda: Cache(block_size=32))
 
     def __post_init__(self) -> None:
@@ -114,6 +115,8 @@ def test_the_file_can_be_named_by_the_environment(tmp_path):
         ('--extra={"a": 1}', "extra", {"a": 1}),
         ("--limit=5", "limit", 5),
         ("--limit=auto", "limit", "auto"),
+        ("--maybe=no", "maybe", False),
+        ("--maybe=none", "maybe", None),
         ("--port=9", "port", 9),
     ],
 )
@@ -147,6 +150,7 @@ def test_a_variable_may_spell_a_bool_in_several_ways(text, value):
         (["--http-port=1.5"], {}, ["--http-port 1.5: must be an integer"]),
         (["--wait=nan"], {}, ["must be a finite number"]),
         (["--memory-bytes=2X"], {}, ["must be a number of bytes"]),
+        (["--memory-bytes=1.5"], {}, ["must be a number of bytes"]),
         ([], {"PAGEWIRE_EAGER": "maybe"}, ["must be true or false"]),
         (["--extra=[1]"], {}, ["must be a JSON object"]),
         (["--limit=some"], {}, ["must be an integer or one of auto"]),
@@ -176,6 +180,7 @@ def test_a_bad_value_gives_one_line_with_its_source_and_the_rule(argv, env, part
         ("level: 1", "must be one of low, high"),
         ("block_size: 0", "block_size: 0 in {file}: must be at least 1"),
         ("- a", "must be a mapping"),
+        ("model: a\nmodel: b", "at line 2: has model twice"),
         ("a: [", "is not valid YAML at line"),
     ],
 )
@@ -187,6 +192,36 @@ def test_a_bad_file_gives_one_line_with_the_key(tmp_path, content, part):
 
 def test_a_missing_file_is_an_error(tmp_path):
     assert "No such file" in error_of("--config", str(tmp_path / "absent.yaml"))
+
+
+def test_an_empty_variable_counts_as_unset():
+    assert load(PAGEWIRE_BLOCK_SIZE="", PAGEWIRE_EAGER="") == Settings()
+    assert to_argv(Settings(), env={"PAGEWIRE_BLOCK_SIZE": ""}) == []
+
+
+def test_a_name_that_is_a_section_and_a_setting_is_told_apart_by_its_value(tmp_path):
+    @dataclass(frozen=True)
+    class Model:
+        model: str = "a"
+        dtype: str = "auto"
+
+    @dataclass(frozen=True)
+    class Engine:
+        model: Model = field(default_factory=Model)
+
+    @dataclass(frozen=True)
+    class Stack:
+        engine: Engine = field(default_factory=Engine)
+
+    file = tmp_path / "c.yaml"
+    for content in (
+        "model: b\ndtype: x",
+        "model: {model: b, dtype: x}",
+        "engine: {model: {model: b, dtype: x}}",
+    ):
+        file.write_text(content)
+        loaded = load_config(Stack, prog="x", argv=["--config", str(file)], env={})
+        assert loaded.engine.model == Model("b", "x")
 
 
 def test_variables_of_other_services_are_no_errors():
@@ -269,6 +304,7 @@ NAME = TEXT.map(str.strip).filter(bool)
         sizes=st.lists(st.integers()).map(tuple),
         extra=st.dictionaries(TEXT, st.integers() | TEXT),
         limit=st.integers() | st.just("auto"),
+        maybe=st.sampled_from([None, True, False]),
         cache=st.builds(Cache, st.integers(1, 1000), st.none() | st.integers(0)),
     ),
     st.booleans(),

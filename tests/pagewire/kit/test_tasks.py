@@ -62,6 +62,13 @@ async def test_a_closed_owner_starts_nothing():
         owner.spawn(forever(), name="late")
 
 
+async def test_a_task_cannot_close_its_own_owner():
+    async with TaskOwner() as owner:
+        task = owner.spawn(owner.close(), name="closes itself")
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), RuntimeError)
+
+
 async def test_a_task_that_fails_on_its_way_out_does_not_stop_the_closing():
     async def bad_cleanup() -> None:
         try:
