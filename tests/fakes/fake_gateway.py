@@ -1,0 +1,77 @@
+"""A gateway without an engine behind it: answers by echoing, and remembers what it was asked.
+
+`Chat` answers with the words of the last message, `Generate` with those of the prompt, one delta a
+word. Special texts: "refuse" is refused, "hang" gives one word and then nothing until cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.server import ServerConfig, ServiceServer
+from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+SERVICE_NAME = "pagewire.v1.InferenceService"
+
+
+class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
+    """Echoes. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.authorization: list[str | None] = []
+        self.cancelled = asyncio.Event()
+
+    async def Chat(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        text = request.messages[-1].content
+        async for event in self._answer(request, context, text, inference_pb2.ChatResponse):
+            yield event
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        async for event in self._answer(
+            request, context, request.text, inference_pb2.GenerateResponse
+        ):
+            yield event
+
+    async def _answer(
+        self, request: Any, context: Any, text: str, response: Any
+    ) -> AsyncIterator[Any]:
+        self.requests.append(request)
+        self.authorization.append(dict(context.invocation_metadata()).get("authorization"))
+        if text == "refuse":
+            raise InvalidRequestError("the text is refused", field="text")
+        yield response(started=inference_pb2.GenerationStarted(request_id="r", model="fake"))
+        for word in text.split(" "):
+            yield response(delta=inference_pb2.GenerationDelta(text=f"{word} "))
+            if word == "hang":
+                await self._hang()
+        reason = common_pb2.FINISH_REASON_STOP
+        yield response(finished=inference_pb2.GenerationFinished(finish_reason=reason))
+        yield response(usage=common_pb2.Usage(completion_tokens=1))
+
+    async def _hang(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+@asynccontextmanager
+async def running_gateway(listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[Any, str]]:
+    """Run a fake gateway; give the servicer and the target."""
+    servicer = FakeInferenceService()
+
+    def register(server: Any) -> None:
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
+
+    server = ServiceServer(ServerConfig(listen=listen), SERVICE_NAME, [register])
+    await server.start()
+    await server.set_serving(True)
+    try:
+        yield servicer, server.address
+    finally:
+        await server.stop(0)
