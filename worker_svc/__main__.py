@@ -1,0 +1,18 @@
+"""Starts a worker: `python -m worker_svc`."""
+
+from __future__ import annotations
+
+import sys
+
+from pagewire.kit.config import load_config
+from pagewire.kit.server import run
+from worker_svc.config import WorkerConfig
+from worker_svc.server import serve
+
+
+def main() -> int:
+    return run(lambda: serve(load_config(WorkerConfig, prog="python -m worker_svc")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

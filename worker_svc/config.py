@@ -1,0 +1,29 @@
+"""The worker process's own settings; what it executes comes from the scheduler in Initialize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.kit.server import ServerConfig
+from worker_svc.worker import DEFAULT_LEASE_TIMEOUT_S
+
+_SERVER = ServerConfig(listen="127.0.0.1:50053", admin_listen="127.0.0.1:50063", metrics_port=9103)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Runs one worker: blank until a scheduler initializes it, then one device's share of a model.
+
+    The i-th worker of a machine listens on ports 50053 + i, 50063 + i (administration) and 9103 + i
+    (metrics): whoever starts several passes the addresses.
+    """
+
+    server: ServerConfig = _SERVER
+    lease_timeout_s: float = field(
+        default=DEFAULT_LEASE_TIMEOUT_S, metadata={"flag": "--lease-timeout"}
+    )
+    """Seconds of silence after which the scheduler that holds this worker loses it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lease_timeout_s <= 3600:
+            raise ValueError("lease_timeout_s", self.lease_timeout_s, "must be in (0, 3600]")

@@ -1,0 +1,275 @@
+"""Between the worker's records and protobuf messages; the only module that knows both.
+
+Columns are copied as they are; checks of their meaning belong to whoever uses the records. Messages
+come from a scheduler of ours, but a damaged one must give an error, never a wrong record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable
+
+from pagewire.kit.errors import InvalidRequestError, PagewireError, UnimplementedError
+from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import common_pb2, worker_pb2
+from pagewire.wire import (
+    engine_config_from_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+)
+from worker_svc.calls import (
+    InitializeCall,
+    InitializeResult,
+    KvCacheCall,
+    WorkerState,
+    WorkerStatus,
+)
+from worker_svc.execute_session import (
+    Accepted,
+    Answer,
+    BadStepFrame,
+    CloseFrame,
+    Frame,
+    HeartbeatFrame,
+    MasksFrame,
+    OpenFrame,
+    Payload,
+    StepFrame,
+)
+from worker_svc.lease import Lease
+from worker_svc.model_load import LoadedModel, LoadProgress
+from worker_svc.step import LogprobColumns, ModelRunnerOutput, NewRequest, SchedulerOutput
+from worker_svc.step_executor import StepDone, StepFailure
+
+PROGRESS_UNIT = "per mille"
+_PROGRESS_TOTAL = 1000
+
+_STATES = {
+    WorkerState.BLANK: worker_pb2.WORKER_STATE_BLANK,
+    WorkerState.INITIALIZING: worker_pb2.WORKER_STATE_INITIALIZING,
+    WorkerState.LOADED: worker_pb2.WORKER_STATE_LOADED,
+    WorkerState.READY: worker_pb2.WORKER_STATE_READY,
+}
+
+
+def lease_from_proto(message: worker_pb2.Lease) -> Lease:
+    return Lease(message.scheduler_id, message.epoch, message.token)
+
+
+def lease_to_proto(lease: Lease) -> worker_pb2.Lease:
+    return worker_pb2.Lease(scheduler_id=lease.scheduler_id, epoch=lease.epoch, token=lease.token)
+
+
+def initialize_call(request: worker_pb2.InitializeRequest) -> InitializeCall:
+    """Read the request.
+
+    Raises:
+        InvalidRequestError: The configuration has a value that it refuses.
+    """
+    try:
+        config = engine_config_from_proto(request.engine_config)
+    except ValueError as error:
+        text = " ".join(str(part) for part in error.args)
+        raise InvalidRequestError(
+            f"engine_config: {text}", reason="INVALID_CONFIG", field="engine_config"
+        ) from error
+    return InitializeCall(
+        scheduler_id=request.lease.scheduler_id,
+        epoch=request.lease.epoch,
+        config=config,
+        config_digest=request.config_digest,
+        rank=request.rank,
+        world_size=request.world_size,
+        group_generation=request.group_generation,
+    )
+
+
+def initialize_response(event: LoadProgress | InitializeResult) -> worker_pb2.InitializeResponse:
+    if isinstance(event, LoadProgress):
+        progress = worker_pb2.InitializeProgress(
+            stage=event.stage,
+            done=round(event.fraction * _PROGRESS_TOTAL),
+            total=_PROGRESS_TOTAL,
+            unit=PROGRESS_UNIT,
+        )
+        return worker_pb2.InitializeResponse(progress=progress)
+    return worker_pb2.InitializeResponse(result=_initialize_result(event))
+
+
+def kv_cache_call(request: worker_pb2.AllocateKvCacheRequest) -> KvCacheCall:
+    return KvCacheCall(
+        lease=lease_from_proto(request.lease),
+        num_blocks=request.num_blocks,
+        block_size=request.block_size,
+        max_model_len=request.max_model_len,
+    )
+
+
+def status_response(status: WorkerStatus) -> worker_pb2.GetStatusResponse:
+    return worker_pb2.GetStatusResponse(
+        worker_epoch=status.worker_epoch,
+        state=_STATES[status.state],
+        lease_holder=status.lease_holder,
+        config_digest=status.config_digest,
+        num_requests=status.num_requests,
+    )
+
+
+async def frames(requests: AsyncIterable[worker_pb2.ExecuteRequest]) -> AsyncGenerator[Frame, None]:
+    """Read the frames of an Execute stream as they come."""
+    async for request in requests:
+        yield Frame(request.frame, lease_from_proto(request.lease), _payload(request))
+
+
+def execute_response(number: int, answer: Answer) -> worker_pb2.ExecuteResponse:
+    """Build frame `number` of the way back."""
+    if isinstance(answer, StepDone):
+        return worker_pb2.ExecuteResponse(frame=number, output=_output(answer))
+    if isinstance(answer, StepFailure):
+        failed = worker_pb2.StepFailed(
+            step=answer.step, reason=answer.reason, message=answer.message
+        )
+        return worker_pb2.ExecuteResponse(frame=number, failed=failed)
+    if isinstance(answer, Accepted):
+        accepted = worker_pb2.ExecuteAccepted(worker_epoch=answer.worker_epoch)
+        return worker_pb2.ExecuteResponse(frame=number, accepted=accepted)
+    heartbeat = common_pb2.Heartbeat(sequence=answer.sequence)
+    return worker_pb2.ExecuteResponse(frame=number, heartbeat=heartbeat)
+
+
+def _payload(request: worker_pb2.ExecuteRequest) -> Payload:
+    kind = request.WhichOneof("payload")
+    if kind == "step":
+        return _step_payload(request.step)
+    if kind == "open":
+        return OpenFrame(request.open.group_generation)
+    if kind == "heartbeat":
+        return HeartbeatFrame()
+    if kind == "close":
+        return CloseFrame()
+    if kind == "masks":
+        return MasksFrame()
+    raise InvalidRequestError("a frame has no payload that we know", reason="EMPTY_FRAME")
+
+
+def _step_payload(message: worker_pb2.SchedulerOutput) -> StepFrame | BadStepFrame:
+    try:
+        return StepFrame(_step(message))
+    except PagewireError as error:
+        named = [new.handle for new in message.new_requests]
+        named += [*message.handles, *message.finished_handles, *message.preempted_handles]
+        return BadStepFrame(SchedulerOutput(message.step, finished_handles=named), error)
+
+
+def _step(message: worker_pb2.SchedulerOutput) -> SchedulerOutput:
+    if message.draft_counts or message.masked_handles:
+        text = "draft tokens and grammar masks are not supported so far"
+        raise UnimplementedError(text, reason="STEP_NOT_SUPPORTED")
+    return SchedulerOutput(
+        step=message.step,
+        new_requests=[_new_request(new) for new in message.new_requests],
+        handles=list(message.handles),
+        num_scheduled_tokens=list(message.num_scheduled_tokens),
+        new_block_counts=list(message.new_block_counts),
+        new_block_ids=list(message.new_block_ids),
+        finished_handles=list(message.finished_handles),
+        preempted_handles=list(message.preempted_handles),
+    )
+
+
+def _new_request(message: worker_pb2.NewRequestData) -> NewRequest:
+    if message.lora_digest:
+        text = "adapters are not supported so far"
+        raise UnimplementedError(text, reason="LORA_NOT_SUPPORTED")
+    return NewRequest(
+        handle=message.handle,
+        request_id=message.request_id,
+        prompt_token_ids=list(message.prompt_token_ids),
+        output_token_ids=list(message.output_token_ids),
+        sampling=sampling_params_from_proto(message.sampling_params),
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=list(message.block_ids),
+    )
+
+
+def _output(done: StepDone) -> worker_pb2.ModelRunnerOutput:
+    output, timings = done.output, done.output.timings
+    message = worker_pb2.ModelRunnerOutput(
+        step=output.step,
+        sampled_counts=output.num_sampled,
+        sampled_token_ids=output.sampled_token_ids,
+        failed_handles=[row.handle for row in output.failed],
+        failed_reasons=[row.reason for row in output.failed],
+        timings=worker_pb2.WorkerTimings(
+            idle_ns=done.idle_ns,
+            prepare_ns=timings.prepare_ns,
+            forward_ns=timings.forward_ns,
+            sample_ns=timings.sample_ns,
+        ),
+    )
+    if output.logprobs is not None:
+        _set_logprobs(message, output, output.logprobs)
+    return message
+
+
+def _set_logprobs(
+    message: worker_pb2.ModelRunnerOutput, output: ModelRunnerOutput, columns: LogprobColumns
+) -> None:
+    """Our columns have the sampled token first among its entries; the message has it apart."""
+    start = token = 0
+    for handle, num_sampled in zip(output.handles, output.num_sampled, strict=True):
+        counts = columns.counts[token : token + num_sampled]
+        if any(counts):
+            message.logprob_handles.append(handle)
+        for place, count in enumerate(counts, start=token):
+            if not count:
+                continue
+            end = start + count
+            message.logprobs.logprobs.append(columns.logprobs[start])
+            message.logprobs.ranks.append(columns.sampled_ranks[place])
+            message.logprobs.top_counts.append(count - 1)
+            message.logprobs.top_token_ids.extend(columns.token_ids[start + 1 : end])
+            message.logprobs.top_logprobs.extend(columns.logprobs[start + 1 : end])
+            start = end
+        token += num_sampled
+
+
+def _initialize_result(result: InitializeResult) -> worker_pb2.InitializeResult:
+    return worker_pb2.InitializeResult(
+        lease=lease_to_proto(result.lease),
+        model_info=_model_info(result.model),
+        available_kv_cache_bytes=result.available_kv_cache_bytes,
+        bytes_per_block=result.model.bytes_per_block,
+        worker_epoch=result.worker_epoch,
+        reused_weights=result.reused_weights,
+        dtype=result.model.info.dtype,
+        attention_backend=result.description.attention_backend,
+        device=result.description.device,
+        sampler_version=result.description.sampler_version,
+    )
+
+
+def _model_info(model: LoadedModel) -> common_pb2.ModelInfo:
+    info = model.info
+    return common_pb2.ModelInfo(
+        architecture=info.architecture,
+        vocab_size=info.vocab_size,
+        max_position_embeddings=info.max_model_len,
+        num_layers=info.num_layers,
+        num_kv_heads=info.num_kv_heads,
+        head_dim=info.head_dim,
+        hidden_size=info.hidden_size,
+        eos_token_ids=info.eos_token_ids,
+        weights_digest=info.weights_digest,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        default_sampling_params=_default_sampling(model),
+    )
+
+
+def _default_sampling(model: LoadedModel) -> common_pb2.SamplingParams:
+    """Only what the publisher recommends: the other fields stay absent."""
+    names = model.info.default_sampling
+    params = sampling_params_to_proto(SamplingParams(**names))  # type: ignore[arg-type]
+    message = common_pb2.SamplingParams()
+    for name in names:
+        setattr(message, name, getattr(params, name))
+    return message

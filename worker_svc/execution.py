@@ -1,0 +1,87 @@
+"""The right to execute steps on the device, held by one Execute stream.
+
+Owns the bounded queue of steps whose answers are due. The worker makes it and ends it; the session
+submits steps and takes their outcomes in order. Used on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from pagewire.kit.errors import InvalidRequestError, PagewireError
+from worker_svc.device_thread import DeviceThread
+from worker_svc.lease import Lease
+from worker_svc.step import SchedulerOutput
+from worker_svc.step_executor import StepDone, StepExecutor, StepFailure
+
+MAX_QUEUED_STEPS = 16
+"""A scheduler keeps at most pipeline_parallel_size + 1 steps in flight."""
+
+StepOutcome = StepDone | StepFailure
+
+
+class Execution:
+    """Steps of one stream, in order.
+
+    Attributes:
+        stop: Set when the worker wants the stream to end: it drains, or its scheduler came anew.
+    """
+
+    def __init__(self, lease: Lease, executor: StepExecutor, device: DeviceThread) -> None:
+        self.lease = lease
+        self.executor = executor
+        self.stop = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._device = device
+        self._queued: deque[asyncio.Future[StepOutcome]] = deque()
+
+    def submit(self, step: SchedulerOutput) -> asyncio.Future[StepOutcome]:
+        """Queue a step behind those that were submitted before.
+
+        Raises:
+            PagewireError: Too many steps are in flight.
+        """
+        self._check_room()
+        return self._queue(self._device.submit(lambda: self.executor.execute(step)))
+
+    def submit_rejected(
+        self, step: SchedulerOutput, error: PagewireError
+    ) -> asyncio.Future[StepOutcome]:
+        """Queue the failure of a step that cannot be read, in its place among the others."""
+        self._check_room()
+        return self._queue(
+            self._device.submit(lambda: self.executor.reject(step, error.reason, error.message))
+        )
+
+    def keep_first(self) -> None:
+        """Drop all steps but the one that runs, or is next to run; their futures are cancelled."""
+        for future in [future for future in self._queued if not future.done()][1:]:
+            future.cancel()
+
+    def end(self) -> None:
+        """Drop every step that has not begun, and wake whoever waits for the end."""
+        for future in self._queued:
+            future.cancel()
+        self._ended.set()
+
+    async def stop_and_wait(self, timeout_s: float) -> bool:
+        """Ask the stream to end; says whether it did within `timeout_s`."""
+        self.stop.set()
+        try:
+            await asyncio.wait_for(self._ended.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _check_room(self) -> None:
+        while self._queued and self._queued[0].done():
+            self._queued.popleft()
+        if len(self._queued) >= MAX_QUEUED_STEPS:
+            raise InvalidRequestError(
+                f"more than {MAX_QUEUED_STEPS} steps in flight", reason="TOO_MANY_STEPS"
+            )
+
+    def _queue(self, future: asyncio.Future[StepOutcome]) -> asyncio.Future[StepOutcome]:
+        self._queued.append(future)
+        return future

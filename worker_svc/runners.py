@@ -1,0 +1,70 @@
+"""Which runner executes steps: the simulated one, or the model runner with torch.
+
+Owns the choice by `--device`, and what must stand in the environment before torch is imported.
+Imports torch only when a real device is asked for. Called on the device thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagewire.engine_config import EngineConfig
+from worker_svc.sim.sampling import SAMPLER_VERSION as SIM_SAMPLER_VERSION
+from worker_svc.step import Runner
+
+RunnerFactory = Callable[[EngineConfig], Runner]
+
+TORCH_SAMPLER_VERSION = "philox-1"
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerDescription:
+    """What the scheduler is told of a runner beside its model."""
+
+    device: str
+    attention_backend: str
+    sampler_version: str
+    """Part of engine_fingerprint: equal versions draw equal tokens."""
+    needs_memory: bool
+    """The KV cache takes the bytes that `kv_bytes_per_block` says."""
+
+
+def make_runner(config: EngineConfig) -> Runner:
+    """A runner for the configured device, not loaded yet.
+
+    Raises:
+        ValueError: The device is not supported.
+    """
+    if config.device.device == "sim":
+        from worker_svc.sim.runner import SimRunner
+
+        return SimRunner(config)
+    if config.device.device == "cuda":
+        raise ValueError("device cuda is not supported so far: use --device cpu or --device sim")
+    from worker_svc.torch_runtime import make_model_runner
+
+    num_threads = config.device.num_threads or usable_cores()
+    # Read by OpenMP when torch is imported; later changes go through torch itself.
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    return make_model_runner(config)
+
+
+def describe_runner(config: EngineConfig) -> RunnerDescription:
+    """What `make_runner` gives for `config`."""
+    if config.device.device == "sim":
+        return RunnerDescription("sim", "sim", SIM_SAMPLER_VERSION, needs_memory=False)
+    return RunnerDescription("cpu", "torch", TORCH_SAMPLER_VERSION, needs_memory=True)
+
+
+def usable_cores(cpu_max: Path = _CPU_MAX) -> int:
+    """Cores that this process may use: its affinity, cut to the container's quota."""
+    cores = len(os.sched_getaffinity(0))
+    if cpu_max.is_file():
+        quota, period = cpu_max.read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores, -(-int(quota) // int(period)))
+    return max(1, cores)

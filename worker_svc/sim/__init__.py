@@ -1,0 +1,1 @@
+"""The simulated worker: real block tables, no tensors, tokens that are a hash of what it read."""

@@ -1,0 +1,68 @@
+"""What the simulated worker knows of its model: the shape, from the model's own files, no weights.
+
+Reads the same fields with the same parsers as the real loader, so both report the same model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pagewire.engine_config import EngineConfig
+from pagewire.gguf import read_gguf
+from pagewire.model_source import ModelFormat, ModelSource, resolve_model
+from worker_svc.models.config import LlamaConfig, UnsupportedModelError, llama_config_from_hf
+from worker_svc.models.gguf_config import hf_config_from_gguf
+from worker_svc.models.registry import select_architecture
+from worker_svc.sim.sampling import SAMPLER_VERSION
+from worker_svc.step import ModelInfo
+
+
+def read_model_info(config: EngineConfig) -> ModelInfo:
+    """Shape and special tokens of the configured model.
+
+    Raises:
+        ValueError: The model is not there, not supported, or shorter than --max-model-len.
+    """
+    source = resolve_model(config.model.model, config.load.revision)
+    fields = _config_fields(source)
+    model = llama_config_from_hf(fields, select_architecture(fields.get("architectures") or ()))
+    digest = hashlib.sha256(f"{SAMPLER_VERSION}\0{model!r}".encode()).hexdigest()
+    return ModelInfo(
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=_max_model_len(model, config.model.max_model_len),
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        hidden_size=model.hidden_size,
+        dtype="float32" if config.model.dtype == "float32" else "bfloat16",
+        eos_token_ids=model.eos_token_ids,
+        bos_token_id=model.bos_token_id,
+        weights_digest=digest,
+    )
+
+
+def _config_fields(source: ModelSource) -> Mapping[str, Any]:
+    if source.format is ModelFormat.GGUF:
+        return hf_config_from_gguf(read_gguf(source.path))
+    path = source.path / "config.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read as JSON") from error
+    if not isinstance(fields, dict):
+        raise UnsupportedModelError(f"{path} is not a JSON object")
+    return fields
+
+
+def _max_model_len(model: LlamaConfig, wanted: int | None) -> int:
+    limit = model.rope.max_model_len(model.max_position_embeddings)
+    if wanted is not None and wanted > limit:
+        raise ValueError(
+            f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
+            "lower --max-model-len"
+        )
+    return wanted or limit

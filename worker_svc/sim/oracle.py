@@ -1,0 +1,76 @@
+"""What a request alone must get from the simulated model, computed from its tokens, without pages.
+
+Tests compare a system's output with this: whatever was scheduled, preempted, cached or recovered,
+tokens must be these. Shares only the arithmetic (`hashing`, `sampling`) with the simulated runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from pagewire.sampling_params import SamplingParams
+from worker_svc.sim.hashing import CHAIN_START, MASK, POWER, next_chain
+from worker_svc.sim.sampling import SimVocabulary, choose_token
+
+
+def expected_tokens(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    num_tokens: int,
+    vocabulary: SimVocabulary,
+) -> list[int]:
+    """The first `num_tokens` output tokens, whatever would stop the request."""
+    return list(islice(_tokens(prompt_token_ids, params, vocabulary), num_tokens))
+
+
+def expected_output(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    max_tokens: int,
+    vocabulary: SimVocabulary,
+) -> list[int]:
+    """The output of a request that stops by its parameters, after `max_tokens` at the latest.
+
+    The token that stops it is the last one. Stop strings are not looked at.
+    """
+    stops = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        stops |= set(vocabulary.eos_token_ids)
+    limit = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)
+    output: list[int] = []
+    for token_id in islice(_tokens(prompt_token_ids, params, vocabulary), limit):
+        output.append(token_id)
+        if token_id in stops and len(output) >= params.min_tokens:
+            break
+    return output
+
+
+def _tokens(
+    prompt_token_ids: Iterable[int], params: SamplingParams, vocabulary: SimVocabulary
+) -> Iterator[int]:
+    """Output tokens without end."""
+    context = _Context()
+    for token_id in prompt_token_ids:
+        context.append(token_id)
+    output_index = 0
+    seed = (params.seed or 0) & MASK
+    while True:
+        token_id = choose_token(context.value, params, seed, output_index, vocabulary)
+        yield token_id
+        context.append(token_id)
+        output_index += 1
+
+
+class _Context:
+    """The context value of a growing sequence."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._chain = CHAIN_START
+        self._power = 1
+
+    def append(self, token_id: int) -> None:
+        self._chain = next_chain(self._chain, token_id)
+        self.value = (self.value + self._chain * self._power) & MASK
+        self._power = (self._power * POWER) & MASK

@@ -1,0 +1,188 @@
+"""Executes steps without tensors: writes tokens through slot mappings, reads them back by tables.
+
+Implements `step.Runner` for `--device sim`. Owns request state and simulated pages. All rows write
+before any row reads, as in a real forward pass, so a row that writes into another's block is seen
+in the same step. Called on the device thread; knows nothing of gRPC and imports no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagewire.engine_config import EngineConfig
+from pagewire.sampling_params import SamplingParams
+from worker_svc.cpu_memory import available_kv_bytes
+from worker_svc.sim.hashing import MASK
+from worker_svc.sim.metadata import read_model_info
+from worker_svc.sim.sampling import SimVocabulary, choose_token
+from worker_svc.sim.step_time import FixedStepTime, StepTime
+from worker_svc.sim.token_pages import Blocks, TokenPages
+from worker_svc.step import (
+    LogprobColumns,
+    ModelInfo,
+    ModelRunnerOutput,
+    NewRequest,
+    ProgressCallback,
+    SchedulerOutput,
+    StepTimings,
+)
+
+_BYTES_PER_VALUE = 2
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request; `num_computed_tokens` of its tokens are in the pages."""
+
+    params: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    token_ids: list[int]
+    num_computed_tokens: int
+    block_table: Blocks
+
+    @classmethod
+    def from_new_request(cls, new: NewRequest) -> _Request:
+        return cls(
+            params=new.sampling,
+            seed=(new.sampling.seed or 0) & MASK,
+            num_prompt_tokens=len(new.prompt_token_ids),
+            token_ids=[*new.prompt_token_ids, *new.output_token_ids],
+            num_computed_tokens=new.num_computed_tokens,
+            block_table=np.array(new.block_ids, dtype=np.int64),
+        )
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+class SimRunner:
+    """The simulated device. `load`, then `allocate_kv_cache`, then steps."""
+
+    def __init__(self, config: EngineConfig, step_time: StepTime | None = None) -> None:
+        self._config = config
+        self._step_time = step_time or FixedStepTime(config.device.sim_step_time_us / 1e6)
+        self._info: ModelInfo | None = None
+        self._vocabulary = SimVocabulary(1)
+        self._pages: TokenPages | None = None
+        self._requests: dict[int, _Request] = {}
+
+    def load(self, progress: ProgressCallback) -> ModelInfo:
+        progress("read_model_config", 0.0)
+        self._info = info = read_model_info(self._config)
+        self._vocabulary = SimVocabulary(info.vocab_size, info.eos_token_ids)
+        progress("read_model_config", 1.0)
+        return info
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """What the model's real keys and values would take."""
+        if self._info is None:
+            raise RuntimeError("no model is loaded: call load first")
+        values_per_token = 2 * self._info.num_layers * self._info.num_kv_heads * self._info.head_dim
+        return values_per_token * _BYTES_PER_VALUE * block_size
+
+    def available_kv_bytes(self) -> int:
+        return available_kv_bytes(self._config.cache)
+
+    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        self._requests.clear()
+        self._pages = TokenPages(num_blocks, block_size)
+
+    def reset(self) -> None:
+        self._requests.clear()
+        self._pages = None
+
+    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        if self._pages is None:
+            raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
+        begin_ns = time.perf_counter_ns()
+        self._update_requests(scheduler_output)
+        prepared_ns = time.perf_counter_ns()
+        rows = [self._requests[handle] for handle in scheduler_output.handles]
+        self._write(self._pages, rows, scheduler_output.num_scheduled_tokens)
+        written_ns = time.perf_counter_ns()
+        sampled = [self._sample(self._pages, row) for row in rows]
+        self._wait(scheduler_output, begin_ns)
+        end_ns = time.perf_counter_ns()
+        return ModelRunnerOutput(
+            step=scheduler_output.step,
+            handles=scheduler_output.handles,
+            num_sampled=[len(tokens) for tokens in sampled],
+            sampled_token_ids=[token for tokens in sampled for token in tokens],
+            logprobs=self._logprobs(rows, sampled),
+            timings=StepTimings(
+                prepare_ns=prepared_ns - begin_ns,
+                forward_ns=written_ns - prepared_ns,
+                sample_ns=end_ns - written_ns,
+                total_ns=end_ns - begin_ns,
+            ),
+        )
+
+    def _update_requests(self, step: SchedulerOutput) -> None:
+        for handle in (*step.finished_handles, *step.preempted_handles):
+            self._requests.pop(handle, None)
+        for new in step.new_requests:
+            self._requests[new.handle] = _Request.from_new_request(new)
+        start = 0
+        for handle, count in zip(step.handles, step.new_block_counts, strict=False):
+            if count:
+                request = self._requests[handle]
+                new_blocks = step.new_block_ids[start : start + count]
+                request.block_table = np.append(
+                    request.block_table, np.array(new_blocks, dtype=np.int64)
+                )
+                start += count
+
+    def _write(
+        self, pages: TokenPages, rows: Sequence[_Request], num_scheduled_tokens: Sequence[int]
+    ) -> None:
+        for row, count in zip(rows, num_scheduled_tokens, strict=True):
+            start = row.num_computed_tokens
+            pages.write(
+                pages.slot_mapping(row.block_table, start, count),
+                row.token_ids[start : start + count],
+                pages.chain_before(row.block_table, start),
+            )
+            row.num_computed_tokens += count
+
+    def _sample(self, pages: TokenPages, row: _Request) -> list[int]:
+        """The next token, which becomes known; nothing while the prefill is not complete."""
+        if row.num_computed_tokens != len(row.token_ids):
+            return []
+        context = pages.read(row.block_table, row.num_computed_tokens)
+        token_id = choose_token(
+            context, row.params, row.seed, row.num_output_tokens, self._vocabulary
+        )
+        row.token_ids.append(token_id)
+        return [token_id]
+
+    def _logprobs(
+        self, rows: Sequence[_Request], sampled: Sequence[Sequence[int]]
+    ) -> LogprobColumns | None:
+        """Falling values over the sampled token and the ids after it: well-formed, meaningless."""
+        if all(row.params.logprobs is None for row in rows):
+            return None
+        counts: list[int] = []
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        for row, tokens in zip(rows, sampled, strict=True):
+            for token_id in tokens:
+                top = row.params.logprobs
+                counts.append(0 if top is None else top + 1)
+                if top is not None:
+                    likely = [(token_id + i) % self._vocabulary.vocab_size for i in range(top)]
+                    token_ids += [token_id, *likely]
+                    logprobs += [-0.5, *(-0.5 * (i + 1) for i in range(top))]
+        ranks = [1 if count else 0 for count in counts]
+        return LogprobColumns(counts, token_ids, logprobs, ranks)
+
+    def _wait(self, step: SchedulerOutput, begin_ns: int) -> None:
+        """The rest of the step's simulated time; this thread stands for the device."""
+        rest_s = self._step_time.seconds(step) - (time.perf_counter_ns() - begin_ns) / 1e9
+        if rest_s > 0:
+            time.sleep(rest_s)

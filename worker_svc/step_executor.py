@@ -1,0 +1,208 @@
+"""Runs steps on a runner and turns everything that can go wrong into one failed step.
+
+Owns which requests the worker knows, and the checks that keep a malformed step from the runner: a
+bad block id must not become a bad memory access. Knows neither streams nor protobuf. Called on the
+device thread, in order of steps.
+
+After a failed step the worker has forgotten all requests that the step named, and every other
+request is as before; the scheduler brings back what it wants to go on with in `new_requests`. So a
+step that was sent before its sender knew of the failure fails by itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pagewire.kit.errors import PagewireError
+from pagewire.kit.logs import get_logger
+from worker_svc.step import ModelRunnerOutput, NewRequest, Runner, SchedulerOutput
+
+log = get_logger("worker_svc.step_executor")
+
+INVALID_STEP = "INVALID_STEP"
+STEP_RAISED = "STEP_RAISED"
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """What a step gave, and how long the device had nothing to do before it."""
+
+    output: ModelRunnerOutput
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """The step as a whole failed; the worker lives."""
+
+    step: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step must stay within."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    max_num_batched_tokens: int
+
+
+@dataclass(slots=True)
+class _Known:
+    """A request that the worker knows."""
+
+    num_tokens: int
+    num_computed_tokens: int
+    num_blocks: int
+    failed: bool = False
+
+
+class _InvalidStepError(Exception):
+    """The step breaks the protocol; the text names the rule."""
+
+
+class StepExecutor:
+    """Executes the steps of one Execute stream."""
+
+    def __init__(self, runner: Runner, limits: StepLimits, idle_ns: Callable[[], int]) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._idle_ns = idle_ns
+        self._known: dict[int, _Known] = {}
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._known)
+
+    def execute(self, step: SchedulerOutput) -> StepDone | StepFailure:
+        """Run a step; never raises for what the step or the runner does."""
+        idle_ns = self._idle_ns()
+        try:
+            self._apply(step)
+            output = self._runner.execute(step)
+            self._note_output(step, output)
+        except _InvalidStepError as error:
+            return self.reject(step, INVALID_STEP, str(error))
+        except PagewireError as error:
+            log.warning("step_failed", step=step.step, reason=error.reason, exc_info=True)
+            return self.reject(step, error.reason, error.message)
+        except Exception:
+            error_id = secrets.token_hex(8)
+            log.exception("step_raised", step=step.step, error_id=error_id)
+            message = f"the step raised an error; the worker's log has more under id {error_id}"
+            return self.reject(step, STEP_RAISED, message)
+        return StepDone(output, idle_ns)
+
+    def reject(self, step: SchedulerOutput, reason: str, message: str) -> StepFailure:
+        """Fail a step without running it: forget every request that it names."""
+        named = [
+            *step.finished_handles,
+            *step.preempted_handles,
+            *step.handles,
+            *(new.handle for new in step.new_requests),
+        ]
+        for handle in named:
+            self._known.pop(handle, None)
+        try:
+            # No rows: only request state changes.
+            self._runner.execute(SchedulerOutput(step.step, finished_handles=named))
+        except Exception:
+            log.exception("forgetting_raised", step=step.step)
+        return StepFailure(step.step, reason, message)
+
+    def _apply(self, step: SchedulerOutput) -> None:
+        """Check the step and note what it changes."""
+        self._check_columns(step)
+        for handle in (*step.finished_handles, *step.preempted_handles):
+            self._known.pop(handle, None)  # one that a failed step forgot is no error
+        for new in step.new_requests:
+            self._add(new)
+        self._check_blocks(step.new_block_ids)
+        counts = step.new_block_counts or (0,) * len(step.handles)
+        for handle, num_scheduled, num_new_blocks in zip(
+            step.handles, step.num_scheduled_tokens, counts, strict=True
+        ):
+            self._schedule(handle, num_scheduled, num_new_blocks)
+
+    def _check_columns(self, step: SchedulerOutput) -> None:
+        num_rows = len(step.handles)
+        _require(
+            len(step.num_scheduled_tokens) == num_rows
+            and len(step.new_block_counts) in (0, num_rows),
+            "handles, num_scheduled_tokens and new_block_counts must have one length",
+        )
+        _require(
+            sum(step.new_block_counts) == len(step.new_block_ids),
+            "new_block_ids must have as many ids as new_block_counts say",
+        )
+        _require(len(set(step.handles)) == num_rows, "a handle is scheduled twice")
+        _require(
+            step.total_num_scheduled_tokens <= self._limits.max_num_batched_tokens,
+            f"more than max_num_batched_tokens ({self._limits.max_num_batched_tokens}) tokens",
+        )
+
+    def _add(self, new: NewRequest) -> None:
+        name, limits = f"new request {new.handle}", self._limits
+        num_tokens = len(new.prompt_token_ids) + len(new.output_token_ids)
+        _require(new.handle not in self._known, f"{name}: the handle is in use")
+        _require(len(new.prompt_token_ids) > 0, f"{name}: no prompt tokens")
+        _require(
+            num_tokens <= limits.max_model_len,
+            f"{name}: {num_tokens} tokens are more than max_model_len ({limits.max_model_len})",
+        )
+        _require(
+            new.num_computed_tokens < num_tokens,
+            f"{name}: num_computed_tokens leaves nothing to compute",
+        )
+        highest = max(max(new.prompt_token_ids), max(new.output_token_ids, default=0))
+        _require(
+            highest < limits.vocab_size,
+            f"{name}: token id {highest} is outside the vocabulary of {limits.vocab_size}",
+        )
+        self._check_blocks(new.block_ids)
+        self._known[new.handle] = _Known(num_tokens, new.num_computed_tokens, len(new.block_ids))
+
+    def _check_blocks(self, block_ids: Sequence[int]) -> None:
+        highest = max(block_ids, default=0)
+        _require(
+            highest < self._limits.num_blocks,
+            f"block id {highest} is outside the {self._limits.num_blocks} blocks",
+        )
+
+    def _schedule(self, handle: int, num_scheduled: int, num_new_blocks: int) -> None:
+        known = self._known.get(handle)
+        if known is None:
+            raise _InvalidStepError(f"handle {handle} is not known")
+        known.num_blocks += num_new_blocks
+        if known.failed:
+            return  # it fails again, alone
+        end = known.num_computed_tokens + num_scheduled
+        _require(num_scheduled >= 1, f"handle {handle}: no tokens scheduled")
+        _require(
+            end <= known.num_tokens,
+            f"handle {handle}: tokens up to {end} scheduled, {known.num_tokens} are known",
+        )
+        _require(
+            end <= min(known.num_blocks * self._limits.block_size, self._limits.max_model_len),
+            f"handle {handle}: {known.num_blocks} blocks cannot hold {end} tokens",
+        )
+        known.num_computed_tokens = end
+
+    def _note_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        if list(output.handles) != list(step.handles):
+            raise RuntimeError("the runner's rows are not those of the step")
+        for handle, num_sampled in zip(output.handles, output.num_sampled, strict=True):
+            self._known[handle].num_tokens += num_sampled
+        for row in output.failed:
+            self._known[row.handle].failed = True
+
+
+def _require(ok: bool, rule: str) -> None:
+    if not ok:
+        raise _InvalidStepError(rule)

@@ -1,0 +1,318 @@
+"""The life of a worker: blank, initialized, with a KV cache, executing steps for one scheduler.
+
+Owns the lease, the loaded model, the device thread's work and the order of it all. Knows no
+protobuf and no streams: the servicer calls it, an Execute session holds what `begin_execute` gave.
+Everything here runs on the event loop; what blocks is handed to the device thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InvalidRequestError,
+    PagewireError,
+    ServiceUnavailableError,
+    UnimplementedError,
+)
+from pagewire.kit.logs import get_logger
+from pagewire.kit.tasks import TaskOwner
+from worker_svc.calls import (
+    InitializeCall,
+    InitializeResult,
+    KvCacheCall,
+    WorkerState,
+    WorkerStatus,
+)
+from worker_svc.cpu_memory import free_memory_bytes
+from worker_svc.device_thread import DeviceThread
+from worker_svc.execution import Execution
+from worker_svc.lease import Lease, LeaseManager
+from worker_svc.memory import MIN_BLOCKS, REASON, check_available, check_fits
+from worker_svc.model_load import LoadedModel, LoadProgress, ModelLoad
+from worker_svc.runners import RunnerFactory, describe_runner
+from worker_svc.step_executor import StepExecutor, StepLimits
+
+log = get_logger("worker_svc.worker")
+
+DEFAULT_LEASE_TIMEOUT_S = 10.0
+
+
+class Worker:
+    """One device's worker. `start`, then calls, then `shut_down`."""
+
+    def __init__(
+        self,
+        make_runner: RunnerFactory,
+        lease_timeout_s: float = DEFAULT_LEASE_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.epoch = secrets.randbits(63) + 1
+        self.lease_timeout_s = lease_timeout_s
+        self.device = DeviceThread()
+        self._make_runner = make_runner
+        self._leases = LeaseManager(lease_timeout_s, clock)
+        self._tasks = TaskOwner()
+        self._load: ModelLoad | None = None
+        self._model: LoadedModel | None = None
+        self._limits: StepLimits | None = None
+        self._group_generation = 0
+        self._execution: Execution | None = None
+        self._release: asyncio.Task[None] | None = None
+        self._shutting_down = False
+
+    def start(self) -> None:
+        self.device.start()
+
+    async def initialize(
+        self, call: InitializeCall
+    ) -> AsyncGenerator[LoadProgress | InitializeResult, None]:
+        """Grant the lease and load the model; yields progress, then the result.
+
+        If the caller goes away, the lease ends and the load goes on, for whoever asks next.
+
+        Raises:
+            PagewireError: The lease is held, the call is wrong, or the load failed. The worker
+                stays up, blank or with the model that it has.
+        """
+        _check_call(call)
+        self._check_running()
+        await self._supersede(call)
+        lease = self._leases.grant(call.scheduler_id, call.epoch)
+        try:
+            with self._leases.in_use(lease):
+                self._limits = None
+                self._group_generation = call.group_generation
+                reused = self._model is not None and self._model.digest == call.config_digest
+                async for progress in self._ensure_model(call):
+                    yield progress
+                result = await self._initialize_result(lease, reused)
+            log.info("initialized", scheduler_id=lease.scheduler_id, reused_weights=reused)
+            yield result
+        except BaseException:  # it failed, or the caller is gone
+            self._leases.release(lease)
+            raise
+
+    async def allocate_kv_cache(self, call: KvCacheCall) -> int:
+        """Allocate the KV cache and return its size in bytes.
+
+        Raises:
+            PagewireError: No valid lease, no model, a stream is open, or too little memory.
+        """
+        with self._leases.in_use(call.lease):
+            model = self._model
+            if model is None or self._execution is not None:
+                raise FailedPreconditionError(
+                    "AllocateKvCache comes after Initialize and before Execute",
+                    reason="WRONG_ORDER",
+                )
+            _check_kv_cache_call(call, model)
+            self._limits = None
+            num_bytes = call.num_blocks * model.runner.kv_bytes_per_block(call.block_size)
+            await self.device.run(lambda: _allocate(model, call))
+            self._limits = StepLimits(
+                num_blocks=call.num_blocks,
+                block_size=call.block_size,
+                max_model_len=call.max_model_len,
+                vocab_size=model.info.vocab_size,
+                max_num_batched_tokens=model.config.scheduler.max_num_batched_tokens,
+            )
+        log.info("kv_cache_allocated", num_blocks=call.num_blocks, kv_cache_bytes=num_bytes)
+        return num_bytes
+
+    @contextmanager
+    def execution(self, lease: Lease, group_generation: int) -> Iterator[Execution]:
+        """The right to execute steps, for the life of an Execute stream.
+
+        At its end steps that have not begun are dropped, and the lease ends once the one that runs
+        is done.
+
+        Raises:
+            FailedPreconditionError: No valid lease, no KV cache, a stream is open already, or the
+                group's generation is not that of Initialize.
+        """
+        self._check_running()
+        self._leases.check(lease)
+        if self._model is None or self._limits is None or self._execution is not None:
+            message = "Execute comes after AllocateKvCache, once for each Initialize"
+            raise FailedPreconditionError(message, reason="WRONG_ORDER")
+        if group_generation != self._group_generation:
+            message = f"the group's generation is {self._group_generation}, not {group_generation}"
+            raise FailedPreconditionError(message, reason="WRONG_GENERATION")
+        executor = StepExecutor(self._model.runner, self._limits, lambda: self.device.idle_ns)
+        execution = Execution(lease, executor, self.device)
+        with self._leases.in_use(lease):
+            self._execution = execution
+            log.info("execute_opened", scheduler_id=lease.scheduler_id)
+            try:
+                yield execution
+            finally:
+                self._end_execution(execution)
+
+    def check_lease(self, lease: Lease) -> None:
+        """See `LeaseManager.check`."""
+        self._leases.check(lease)
+
+    def status(self) -> WorkerStatus:
+        holder = self._leases.holder
+        execution = self._execution
+        return WorkerStatus(
+            worker_epoch=self.epoch,
+            state=self._state(),
+            lease_holder=holder.scheduler_id if holder is not None else "",
+            config_digest=self._model.digest if self._model is not None else "",
+            num_requests=execution.executor.num_requests if execution is not None else 0,
+        )
+
+    async def shut_down(self, timeout_s: float) -> None:
+        """Let the step in flight end and its answer go out, then stop the device thread."""
+        self._shutting_down = True
+        if self._load is not None:
+            self._load.cancel()
+        if self._execution is not None:
+            await self._execution.stop_and_wait(timeout_s)
+        if not await self.device.close(timeout_s):
+            log.warning("device_still_busy", waited_s=timeout_s)
+        await self._tasks.close()
+
+    def _state(self) -> WorkerState:
+        if self._load is not None:
+            return WorkerState.INITIALIZING
+        if self._model is None:
+            return WorkerState.BLANK
+        return WorkerState.LOADED if self._limits is None else WorkerState.READY
+
+    def _check_running(self) -> None:
+        if self._shutting_down:
+            raise ServiceUnavailableError("the worker is shutting down", reason="SHUTTING_DOWN")
+
+    async def _supersede(self, call: InitializeCall) -> None:
+        """End the caller's own earlier stream, and wait a bounded time for a lease that is ending.
+
+        A scheduler calls Initialize again when it has given its stream up; the worker may not have
+        noticed yet.
+        """
+        execution = self._execution
+        if execution is not None:
+            holder = execution.lease
+            if (holder.scheduler_id, holder.epoch) == (call.scheduler_id, call.epoch):
+                await execution.stop_and_wait(self.lease_timeout_s)
+        if self._release is not None and not self._release.done():
+            _, running = await asyncio.wait({self._release}, timeout=self.lease_timeout_s)
+            if running:
+                message = "the worker is still busy with a step of an earlier lease"
+                raise ServiceUnavailableError(message, reason="STEP_IN_FLIGHT")
+
+    async def _ensure_model(self, call: InitializeCall) -> AsyncIterator[LoadProgress]:
+        """Have the model of the call loaded and without requests; joins a load of the same one."""
+        if self._load is not None and self._load.digest != call.config_digest:
+            self._load.cancel()
+            async for progress in _ignoring_failure(self._load):
+                yield progress
+        if self._load is None and self._model is not None:
+            if self._model.digest == call.config_digest:
+                await self.device.run(self._model.runner.reset)
+                return
+            await self._drop_model()
+        load = self._load or self._start_load(call)
+        async for progress in load.watch():
+            yield progress
+
+    async def _drop_model(self) -> None:
+        """Free the model before the next one is loaded: both may not fit."""
+        model, self._model = self._model, None
+        if model is not None:
+            await self.device.run(model.runner.reset)
+
+    def _start_load(self, call: InitializeCall) -> ModelLoad:
+        load = ModelLoad(call.config, call.config_digest, self._make_runner)
+        self._load = load
+        self._tasks.spawn(self._finish_load(load), name="model-load")
+        return load
+
+    async def _finish_load(self, load: ModelLoad) -> None:
+        try:
+            self._model = await load.run(self.device)
+        finally:
+            self._load = None
+
+    async def _initialize_result(self, lease: Lease, reused: bool) -> InitializeResult:
+        model = self._model
+        if model is None:
+            raise ServiceUnavailableError("the load was ended", reason="LOAD_CANCELLED")
+        available_bytes = await self.device.run(model.runner.available_kv_bytes)
+        check_available(available_bytes, model.bytes_per_block)
+        description = describe_runner(model.config)
+        return InitializeResult(lease, model, description, available_bytes, self.epoch, reused)
+
+    def _end_execution(self, execution: Execution) -> None:
+        """The stream has ended, for whatever reason."""
+        execution.end()
+        self._execution = None
+        self._limits = None
+        self._release = self._tasks.spawn(self._release_lease(execution), name="release-lease")
+
+    async def _release_lease(self, execution: Execution) -> None:
+        """End the lease once the device has no step of its holder any more."""
+        try:
+            await self.device.run(lambda: None)
+        except ServiceUnavailableError:
+            log.debug("device_closed_before_release")
+        finally:
+            self._leases.release(execution.lease)
+            log.info("lease_ended", scheduler_id=execution.lease.scheduler_id)
+
+
+def _check_call(call: InitializeCall) -> None:
+    if not call.config_digest:
+        message = "config_digest must not be empty"
+        raise InvalidRequestError(message, reason="INVALID_CONFIG", field="config_digest")
+    if call.world_size != 1 or call.rank != 0:
+        message = f"rank {call.rank} of {call.world_size}: one worker a replica is supported so far"
+        raise UnimplementedError(message, reason="WORLD_SIZE_NOT_SUPPORTED")
+
+
+def _check_kv_cache_call(call: KvCacheCall, model: LoadedModel) -> None:
+    rules = (
+        ("num_blocks", call.num_blocks >= MIN_BLOCKS, f"must be at least {MIN_BLOCKS}"),
+        (
+            "block_size",
+            call.block_size == model.config.cache.block_size,
+            f"must be that of the configuration ({model.config.cache.block_size})",
+        ),
+        (
+            "max_model_len",
+            1 <= call.max_model_len <= model.info.max_model_len,
+            f"must be 1 to the model's limit ({model.info.max_model_len})",
+        ),
+    )
+    for field, ok, rule in rules:
+        if not ok:
+            raise InvalidRequestError(f"{field} {rule}", reason="INVALID_KV_CACHE", field=field)
+
+
+def _allocate(model: LoadedModel, call: KvCacheCall) -> None:
+    """Runs on the device thread."""
+    model.runner.reset()
+    if describe_runner(model.config).needs_memory:
+        bytes_per_block = model.runner.kv_bytes_per_block(call.block_size)
+        check_fits(call.num_blocks, bytes_per_block, free_memory_bytes())
+    try:
+        model.runner.allocate_kv_cache(call.num_blocks, call.block_size)
+    except MemoryError as error:
+        message = "the KV cache does not fit into memory: set --kv-cache-memory-bytes lower"
+        raise FailedPreconditionError(message, reason=REASON) from error
+
+
+async def _ignoring_failure(load: ModelLoad) -> AsyncIterator[LoadProgress]:
+    """Progress of a load whose outcome matters to nobody."""
+    try:
+        async for progress in load.watch():
+            yield progress
+    except PagewireError:
+        return  # it was logged, and the load that follows has an outcome of its own
