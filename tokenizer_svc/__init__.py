@@ -1,0 +1,1 @@
+"""The tokenizer service: text to token ids and back, chat templates, incremental detokenization."""
