@@ -12,7 +12,7 @@ first), or cancellation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from pagewire.kit.errors import (
@@ -23,6 +23,7 @@ from pagewire.kit.errors import (
 )
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, Watchdog, send_heartbeats
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tasks import cancel_and_wait
 from worker_svc.execution import MAX_QUEUED_STEPS, Execution, StepOutcome
 from worker_svc.lease import Lease
 from worker_svc.step import SchedulerOutput
@@ -134,17 +135,20 @@ class ExecuteSession:
             PagewireError: The stream ended in another way.
         """
         watchdog = Watchdog(self._timeout_s)
-        end: Exception = _DrainedError()
+        parts = (
+            self._send_answers(send),
+            self._read_frames(frames, watchdog),
+            self._collect_outcomes(),
+            self._beat(),
+            self._watch(watchdog),
+            self._wait_stopped(),
+        )
+        tasks = [asyncio.create_task(part, name=f"execute-{part.__name__}") for part in parts]
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send_answers(send), name="execute-send")
-                tasks.create_task(self._read_frames(frames, watchdog), name="execute-read")
-                tasks.create_task(self._collect_outcomes(), name="execute-outcomes")
-                tasks.create_task(self._beat(), name="execute-heartbeat")
-                tasks.create_task(self._watch(watchdog), name="execute-watchdog")
-                tasks.create_task(self._wait_stopped(), name="execute-stop")
-        except ExceptionGroup as group:
-            end = _first(group)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            await cancel_and_wait(*(task for task in tasks if not task.done()))
+        end = _first_failure(done)
         if not isinstance(end, _DrainedError):
             raise end
         if self._stopped is not None:
@@ -232,10 +236,11 @@ class ExecuteSession:
         self._due.put_nowait(None)
 
 
-def _first(group: ExceptionGroup[Exception]) -> Exception:
+def _first_failure(done: Iterable[asyncio.Task[None]]) -> BaseException:
     """The exception that says most: a bug, then an error of the stream, then its orderly end."""
 
-    def rank(error: Exception) -> int:
+    def rank(error: BaseException) -> int:
         return 2 if isinstance(error, _DrainedError) else int(isinstance(error, PagewireError))
 
-    return min(group.exceptions, key=rank)
+    failures = [error for task in done if (error := task.exception()) is not None]
+    return min(failures, key=rank)

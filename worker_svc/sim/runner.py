@@ -143,11 +143,7 @@ class SimRunner:
     ) -> None:
         for row, count in zip(rows, num_scheduled_tokens, strict=True):
             start = row.num_computed_tokens
-            pages.write(
-                pages.slot_mapping(row.block_table, start, count),
-                row.token_ids[start : start + count],
-                pages.chain_before(row.block_table, start),
-            )
+            pages.write(row.block_table, start, row.token_ids[start : start + count])
             row.num_computed_tokens += count
 
     def _sample(self, pages: TokenPages, row: _Request) -> list[int]:

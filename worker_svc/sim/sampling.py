@@ -7,7 +7,7 @@ allowed_token_ids; penalties, biases and truncation have no meaning here and are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.sampling_params import SamplingParams
 from worker_svc.sim.hashing import mix64
@@ -25,11 +25,11 @@ class SimVocabulary:
 
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    num_low: int = field(init=False)
+    """Ids below are never drawn: tokenizers keep their special tokens there."""
 
-    @property
-    def num_low(self) -> int:
-        """Ids below are never drawn: tokenizers keep their special tokens there."""
-        return min(_MAX_SPECIAL_TOKENS, self.vocab_size // 2)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_low", min(_MAX_SPECIAL_TOKENS, self.vocab_size // 2))
 
 
 def choose_token(

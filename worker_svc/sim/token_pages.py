@@ -35,8 +35,8 @@ class TokenPages:
         num_slots = num_blocks * block_size
         self._chains = array("Q", [POISON]) * num_slots
         self._sums = array("Q", [POISON]) * num_slots
-        # The same memory as a matrix [num_blocks, block_size], for gathers.
-        self._sums_by_block = np.frombuffer(self._sums, np.uint64).reshape(num_blocks, block_size)
+        # The last sum of each page, in the same memory, for gathers: [num_blocks].
+        self._page_sums = np.frombuffer(self._sums, np.uint64)[block_size - 1 :: block_size]
         self._page_poison = array("Q", [POISON]) * block_size
         self._slot_powers = list(islice(powers(), block_size))
         self._block_powers = self._make_block_powers(_INITIAL_POWERS)
@@ -50,15 +50,14 @@ class TokenPages:
         slots: list[int] = (block_table[positions // size] * size + positions % size).tolist()
         return slots
 
-    def chain_before(self, block_table: Blocks, position: int) -> int:
-        """The chain value that the token at `position` follows, read back through the table."""
-        if position == 0:
-            return CHAIN_START
-        return self._chains[self.slot_mapping(block_table, position - 1, 1)[0]]
+    def write(self, block_table: Blocks, start: int, token_ids: Sequence[int]) -> None:
+        """Store tokens at positions `start` and up; each depends on the one stored before it.
 
-    def write(self, slots: Sequence[int], token_ids: Sequence[int], chain: int) -> None:
-        """Store tokens that follow `chain`. Writing into the null block has no effect."""
+        Writing into the null block has no effect.
+        """
         size, chains, sums = self.block_size, self._chains, self._sums
+        slots = self.slot_mapping(block_table, start, len(token_ids))
+        chain = self._chain_before(block_table, start)
         for slot, token_id in zip(slots, token_ids, strict=True):
             chain = next_chain(chain, token_id)
             if slot < size:
@@ -74,15 +73,21 @@ class TokenPages:
     def read(self, block_table: Blocks, num_tokens: int) -> int:
         """The context value of a sequence's first `num_tokens` tokens, from all of its blocks."""
         num_full, num_rest = divmod(num_tokens, self.block_size)
-        if num_full + 1 > len(self._block_powers):
+        if num_full >= len(self._block_powers):
             self._block_powers = self._make_block_powers(2 * num_full + 2)
-        total = int(
-            np.dot(self._sums_by_block[block_table[:num_full], -1], self._block_powers[:num_full])
-        )
+        sums = self._page_sums.take(block_table[:num_full])
+        total = int(sums.dot(self._block_powers[:num_full]))
         if num_rest:
             last = self._sums[int(block_table[num_full]) * self.block_size + num_rest - 1]
             total += last * int(self._block_powers[num_full])
         return total & MASK
+
+    def _chain_before(self, block_table: Blocks, position: int) -> int:
+        """The chain value that the token at `position` follows, read back through the table."""
+        if position == 0:
+            return CHAIN_START
+        block_id = int(block_table[(position - 1) // self.block_size])
+        return self._chains[block_id * self.block_size + (position - 1) % self.block_size]
 
     def _make_block_powers(self, count: int) -> npt.NDArray[np.uint64]:
         return np.fromiter(islice(powers(self.block_size), count), np.uint64, count)

@@ -1,0 +1,38 @@
+"""Which runner a configuration gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pagewire.engine_config import DeviceConfig, EngineConfig
+from worker_svc.runners import describe_runner, make_runner, usable_cores
+from worker_svc.sim.runner import SimRunner
+
+
+def test_the_simulated_device_has_the_simulated_runner() -> None:
+    config = EngineConfig(device=DeviceConfig(device="sim"))
+    assert isinstance(make_runner(config), SimRunner)
+    assert not describe_runner(config).needs_memory
+
+
+def test_cuda_is_refused_with_what_to_use() -> None:
+    with pytest.raises(ValueError, match="--device cpu"):
+        make_runner(EngineConfig(device=DeviceConfig(device="cuda")))
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000", None), ("50000 100000", 1), ("10000000 100000", None)]
+)
+def test_cores_are_cut_to_the_containers_quota(
+    tmp_path: Path, text: str, cores: int | None
+) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    expected = len(os.sched_getaffinity(0)) if cores is None else cores
+    assert usable_cores(tmp_path / "cpu.max") == expected
+
+
+def test_without_a_quota_all_cores_are_usable(tmp_path: Path) -> None:
+    assert usable_cores(tmp_path / "nothing") == len(os.sched_getaffinity(0))
