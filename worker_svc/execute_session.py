@@ -135,15 +135,15 @@ class ExecuteSession:
             PagewireError: The stream ended in another way.
         """
         watchdog = Watchdog(self._timeout_s)
-        parts = (
-            self._send_answers(send),
-            self._read_frames(frames, watchdog),
-            self._collect_outcomes(),
-            self._beat(),
-            self._watch(watchdog),
-            self._wait_stopped(),
-        )
-        tasks = [asyncio.create_task(part, name=f"execute-{part.__name__}") for part in parts]
+        parts = {
+            "send": self._send_answers(send),
+            "read": self._read_frames(frames, watchdog),
+            "outcomes": self._collect_outcomes(),
+            "heartbeat": self._beat(),
+            "watchdog": self._watch(watchdog),
+            "stop": self._wait_stopped(),
+        }
+        tasks = [asyncio.create_task(part, name=f"execute-{name}") for name, part in parts.items()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         finally:

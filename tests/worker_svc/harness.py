@@ -1,4 +1,4 @@
-"""A worker as its scheduler sees it: a model directory, a server, a client that speaks the protocol.
+"""A worker as its scheduler sees it: a model directory, a server, a client for its protocol.
 
 Also a runner whose behaviour the test decides, for the worker's lifecycle.
 """
@@ -153,7 +153,7 @@ class Stream:
     async def read(self, kind: str) -> Any:
         """The next answer but heartbeats, which must be of this kind."""
         while True:
-            answer = await self.call.read()
+            answer: Any = await self.call.read()
             if answer is grpc.aio.EOF:
                 raise AssertionError(f"the stream ended: {await self.call.code()}")
             found = answer.WhichOneof("payload")
@@ -189,10 +189,10 @@ def new_request(
 
 
 async def eventually(condition: Any) -> None:
-    """Wait until `await condition()` is true, by asking again; bounded."""
+    """Ask until `await condition()` is true; each question is a call that others run beside."""
     async with asyncio.timeout(WAIT_S):
         while not await condition():
-            await asyncio.sleep(0.01)
+            continue
 
 
 MODEL_INFO = ModelInfo(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,7 +211,7 @@ async def test_a_wrong_call_is_refused(
 @pytest.mark.parametrize(
     "fields", [{"num_blocks": 1}, {"block_size": 8}, {"max_model_len": 513}, {"max_model_len": 0}]
 )
-async def test_an_impossible_kv_cache_is_refused(setup: Setup, fields: dict[str, int]) -> None:
+async def test_an_impossible_kv_cache_is_refused(setup: Setup, fields: dict[str, Any]) -> None:
     lease = (await setup.initialize()).lease
     call = replace(KvCacheCall(lease, 8, BLOCK_SIZE, 512), **fields)
     with pytest.raises(InvalidRequestError):

@@ -155,7 +155,7 @@ def test_two_thousand_requests_of_random_shape_equal_the_oracle(steps: Steps) ->
     rng = random.Random(3)
     blocks = list(range(1, 4096))
     rng.shuffle(blocks)
-    wanted = {}
+    equal: dict[int, bool] = {}
     for first in range(0, 2000, 100):
         batch = {}
         for handle in range(first, first + 100):
@@ -174,12 +174,12 @@ def test_two_thousand_requests_of_random_shape_equal_the_oracle(steps: Steps) ->
                 outputs[handle].append(token_id)
             scheduled, fields = dict.fromkeys(batch, 1), {}
         steps.run({}, finished_handles=list(batch))
-        wanted |= {
+        equal |= {
             handle: expected_tokens(new.prompt_token_ids, new.sampling, 5, VOCABULARY)
             == outputs[handle]
             for handle, new in batch.items()
         }
-    assert len(wanted) == 2000 and all(wanted.values())
+    assert len(equal) == 2000 and all(equal.values())
 
 
 def test_logprobs_are_well_formed_where_asked_for(steps: Steps) -> None:
