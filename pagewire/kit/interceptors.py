@@ -11,12 +11,18 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 
 from pagewire.kit import context as request_context
-from pagewire.kit.errors import InternalError, PagewireError, abort_with, from_rpc_error
+from pagewire.kit.errors import (
+    InternalError,
+    PagewireError,
+    ServiceUnavailableError,
+    abort_with,
+    from_rpc_error,
+)
 from pagewire.kit.logs import get_logger
 from pagewire.kit.metrics import RpcMetrics
 from pagewire.kit.rpc_handlers import Context, Handler, wrap_handler
@@ -91,19 +97,33 @@ async def _mapped_errors(method: str, context: Context) -> AsyncIterator[None]:
         yield
     except grpc.aio.AbortError:
         raise
+    except asyncio.CancelledError as exc:
+        if _is_call_cancelled():
+            raise
+        # Something that the handler awaited was cancelled. Passed on, it would leave the client
+        # waiting: gRPC takes it for the end of the call and sends no status.
+        log.warning("rpc_work_cancelled", method=method, exc_info=exc)
+        error = ServiceUnavailableError("the work for this call was given up; try again")
+        await _abort(context, error)
     except Exception as exc:
-        if _is_client_gone(exc):
+        if _is_call_cancelled():
             # There is nobody to tell; only our own logs want to know of a failing cleanup.
-            log.info("rpc_failed_after_cancel", method=method, exc_info=True)
+            log.info("rpc_failed_after_cancel", method=method, exc_info=exc)
             raise asyncio.CancelledError from exc
-        await abort_with(context, _to_error(method, exc))
+        await _abort(context, _to_error(method, exc))
 
 
-def _is_client_gone(exc: Exception) -> bool:
-    """Say whether the call was cancelled or its transport is lost, so that no status arrives."""
+def _is_call_cancelled() -> bool:
+    """Say whether gRPC has cancelled the handler: client gone, deadline, or the server's end."""
     task = asyncio.current_task()
-    cancelled = task is not None and task.cancelling() > 0
-    return cancelled or isinstance(exc, grpc.aio.InternalError)
+    return task is not None and task.cancelling() > 0
+
+
+async def _abort(context: Context, error: PagewireError) -> NoReturn:
+    try:
+        await abort_with(context, error)
+    except grpc.aio.InternalError as exc:
+        raise asyncio.CancelledError from exc  # the transport is lost, and the client with it
 
 
 def _to_error(method: str, exc: Exception) -> PagewireError:
@@ -113,7 +133,10 @@ def _to_error(method: str, exc: Exception) -> PagewireError:
         log.info("peer_call_failed", method=method, code=exc.code().name, details=exc.details())
         return from_rpc_error(exc)
     error_id = secrets.token_hex(8)
-    log.error("rpc_bug", method=method, error_id=error_id, exc_info=exc)
+    if isinstance(exc, grpc.aio.InternalError):  # mostly a client that left a moment ago
+        log.warning("rpc_transport_failed", method=method, error_id=error_id, exc_info=exc)
+    else:
+        log.error("rpc_bug", method=method, error_id=error_id, exc_info=exc)
     message = f"internal error; the logs have more under error id {error_id}"
     return InternalError(message, metadata={"error_id": error_id})
 

@@ -121,6 +121,25 @@ async def test_a_cancelled_call_cancels_its_handler(kind):
         await cancelled.wait()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_work_that_is_cancelled_inside_the_service_does_not_leave_the_client_waiting(kind):
+    async def act(context):
+        work = asyncio.create_task(asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(work.cancel)
+        await work
+
+    async with start_echo(**{kind: handler_of(kind, act)}) as echo:
+        assert (await status_of(echo, kind)).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_failed_write_does_not_leave_a_client_waiting_that_is_still_there():
+    async def act(context):
+        raise grpc.aio.InternalError("write failed")
+
+    async with start_echo(unary_stream=handler_of("unary_stream", act)) as echo:
+        assert (await status_of(echo, "unary_stream")).code() is grpc.StatusCode.INTERNAL
+
+
 async def test_a_handler_that_fails_after_its_client_left_is_no_bug(caplog):
     entered, left = asyncio.Event(), asyncio.Event()
 
