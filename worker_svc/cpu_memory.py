@@ -15,6 +15,17 @@ DEFAULT_LIMIT_BYTES = 2**30
 FREE_SHARE = 0.5
 """Share of the free memory that is taken unasked; activations need some of the rest."""
 _CGROUP = Path("/sys/fs/cgroup")
+# Limit, use, and the key in the statistics of what the kernel gives back before it runs out: file
+# pages that were not used lately, such as those of weights that were read. Version 2, then 1.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 
 
 def available_kv_bytes(cache: CacheConfig) -> int:
@@ -24,12 +35,14 @@ def available_kv_bytes(cache: CacheConfig) -> int:
     return min(DEFAULT_LIMIT_BYTES, int(free_memory_bytes() * FREE_SHARE))
 
 
-def free_memory_bytes() -> int:
+def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
     """Memory that a process of this container can still take without swapping."""
     free = _meminfo_available()
-    limit, used = _read_int(_CGROUP / "memory.max"), _read_int(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
+    for limit_file, use_file, statistics_file, reclaimable_key in _CGROUP_FILES:
+        limit, used = _read_int(cgroup / limit_file), _read_int(cgroup / use_file)
+        if limit is not None and used is not None:
+            reclaimable = _read_statistic(cgroup / statistics_file, reclaimable_key)
+            free = min(free, max(0, limit - used + reclaimable))
     return free
 
 
@@ -47,3 +60,13 @@ def _read_int(path: Path) -> int | None:
         return None
     text = path.read_text(encoding="ascii").strip()
     return int(text) if text.isdigit() else None
+
+
+def _read_statistic(path: Path, key: str) -> int:
+    """One number of a cgroup's memory.stat; 0 where it is not given."""
+    if path.is_file():
+        for line in path.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    return 0

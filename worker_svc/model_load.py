@@ -117,6 +117,7 @@ class ModelLoad:
         """Runs on the device thread."""
         if self._cancelled:
             raise _LoadCancelledError
+        self._report("start_device", 0.0)  # importing torch takes seconds
         runner = self._make_runner(self._config)
         info = runner.load(self._report)
         bytes_per_block = runner.kv_bytes_per_block(self._config.cache.block_size)

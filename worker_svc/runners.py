@@ -6,6 +6,7 @@ Imports torch only when a real device is asked for. Called on the device thread.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from worker_svc.step import Runner
 RunnerFactory = Callable[[EngineConfig], Runner]
 
 TORCH_SAMPLER_VERSION = "philox-1"
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,20 @@ def describe_runner(config: EngineConfig) -> RunnerDescription:
     return RunnerDescription("cpu", "torch", TORCH_SAMPLER_VERSION, needs_memory=True)
 
 
-def usable_cores(cpu_max: Path = _CPU_MAX) -> int:
+def usable_cores(cgroup: Path = _CGROUP) -> int:
     """Cores that this process may use: its affinity, cut to the container's quota."""
     cores = len(os.sched_getaffinity(0))
-    if cpu_max.is_file():
-        quota, period = cpu_max.read_text(encoding="ascii").split()
-        if quota != "max":
-            cores = min(cores, -(-int(quota) // int(period)))
-    return max(1, cores)
+    quota = _cpu_quota(cgroup)
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _cpu_quota(cgroup: Path) -> float | None:
+    """The container's limit in cores (cgroup version 2, then 1); None: none."""
+    if (cgroup / "cpu.max").is_file():
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    if (cgroup / "cpu" / "cpu.cfs_quota_us").is_file():
+        quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii")
+        period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii")
+        return None if int(quota) < 0 else int(quota) / int(period)
+    return None
