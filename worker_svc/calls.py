@@ -1,6 +1,6 @@
 """What crosses between the servicer and the worker: plain records of calls and answers.
 
-`convert` builds and reads them; they know no protobuf and do nothing.
+`convert` builds and reads them; they know no protobuf. Their checks need no state of the worker.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pagewire.engine_config import EngineConfig
+from pagewire.kit.errors import InvalidRequestError, UnimplementedError
 from worker_svc.lease import Lease
+from worker_svc.memory import MIN_BLOCKS
 from worker_svc.model_load import LoadedModel
 from worker_svc.runners import RunnerDescription
 
@@ -67,3 +69,41 @@ class WorkerStatus:
     lease_holder: str
     config_digest: str
     num_requests: int
+
+
+def check_initialize_call(call: InitializeCall) -> None:
+    """Refuse what no state of the worker could make right.
+
+    Raises:
+        PagewireError: Names the field.
+    """
+    if not call.config_digest:
+        message = "config_digest must not be empty"
+        raise InvalidRequestError(message, reason="INVALID_CONFIG", field="config_digest")
+    if call.world_size != 1 or call.rank != 0:
+        message = f"rank {call.rank} of {call.world_size}: one worker a replica is supported so far"
+        raise UnimplementedError(message, reason="WORLD_SIZE_NOT_SUPPORTED")
+
+
+def check_kv_cache_call(call: KvCacheCall, model: LoadedModel) -> None:
+    """Refuse a KV cache that the model cannot have.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    rules = (
+        ("num_blocks", call.num_blocks >= MIN_BLOCKS, f"must be at least {MIN_BLOCKS}"),
+        (
+            "block_size",
+            call.block_size == model.config.cache.block_size,
+            f"must be that of the configuration ({model.config.cache.block_size})",
+        ),
+        (
+            "max_model_len",
+            1 <= call.max_model_len <= model.info.max_model_len,
+            f"must be 1 to the model's limit ({model.info.max_model_len})",
+        ),
+    )
+    for field, ok, rule in rules:
+        if not ok:
+            raise InvalidRequestError(f"{field} {rule}", reason="INVALID_KV_CACHE", field=field)

@@ -15,10 +15,8 @@ from contextlib import contextmanager
 
 from pagewire.kit.errors import (
     FailedPreconditionError,
-    InvalidRequestError,
     PagewireError,
     ServiceUnavailableError,
-    UnimplementedError,
 )
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import TaskOwner
@@ -28,12 +26,14 @@ from worker_svc.calls import (
     KvCacheCall,
     WorkerState,
     WorkerStatus,
+    check_initialize_call,
+    check_kv_cache_call,
 )
 from worker_svc.cpu_memory import free_memory_bytes
 from worker_svc.device_thread import DeviceThread
 from worker_svc.execution import Execution
 from worker_svc.lease import Lease, LeaseManager
-from worker_svc.memory import MIN_BLOCKS, REASON, check_available, check_fits
+from worker_svc.memory import REASON, check_available, check_fits
 from worker_svc.model_load import LoadedModel, LoadProgress, ModelLoad
 from worker_svc.runners import RunnerFactory, describe_runner
 from worker_svc.step_executor import StepExecutor, StepLimits
@@ -80,7 +80,7 @@ class Worker:
             PagewireError: The lease is held, the call is wrong, or the load failed. The worker
                 stays up, blank or with the model that it has.
         """
-        _check_call(call)
+        check_initialize_call(call)
         self._check_running()
         await self._supersede(call)
         lease = self._leases.grant(call.scheduler_id, call.epoch)
@@ -111,7 +111,7 @@ class Worker:
                     "AllocateKvCache comes after Initialize and before Execute",
                     reason="WRONG_ORDER",
                 )
-            _check_kv_cache_call(call, model)
+            check_kv_cache_call(call, model)
             self._limits = None
             num_bytes = call.num_blocks * model.runner.kv_bytes_per_block(call.block_size)
             await self.device.run(lambda: _allocate(model, call))
@@ -266,34 +266,6 @@ class Worker:
         finally:
             self._leases.release(execution.lease)
             log.info("lease_ended", scheduler_id=execution.lease.scheduler_id)
-
-
-def _check_call(call: InitializeCall) -> None:
-    if not call.config_digest:
-        message = "config_digest must not be empty"
-        raise InvalidRequestError(message, reason="INVALID_CONFIG", field="config_digest")
-    if call.world_size != 1 or call.rank != 0:
-        message = f"rank {call.rank} of {call.world_size}: one worker a replica is supported so far"
-        raise UnimplementedError(message, reason="WORLD_SIZE_NOT_SUPPORTED")
-
-
-def _check_kv_cache_call(call: KvCacheCall, model: LoadedModel) -> None:
-    rules = (
-        ("num_blocks", call.num_blocks >= MIN_BLOCKS, f"must be at least {MIN_BLOCKS}"),
-        (
-            "block_size",
-            call.block_size == model.config.cache.block_size,
-            f"must be that of the configuration ({model.config.cache.block_size})",
-        ),
-        (
-            "max_model_len",
-            1 <= call.max_model_len <= model.info.max_model_len,
-            f"must be 1 to the model's limit ({model.info.max_model_len})",
-        ),
-    )
-    for field, ok, rule in rules:
-        if not ok:
-            raise InvalidRequestError(f"{field} {rule}", reason="INVALID_KV_CACHE", field=field)
 
 
 def _allocate(model: LoadedModel, call: KvCacheCall) -> None:

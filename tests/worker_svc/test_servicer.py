@@ -179,7 +179,7 @@ async def test_an_end_without_a_close_frees_the_worker(config: EngineConfig) -> 
 
 
 async def test_a_silent_scheduler_loses_the_worker(config: EngineConfig) -> None:
-    async with running_worker(lease_timeout_s=0.2) as server, connected(server) as scheduler:
+    async with running_worker(lease_timeout_s=0.5) as server, connected(server) as scheduler:
         stream = await scheduler.open(config)
         assert await stream.end() is grpc.StatusCode.UNAVAILABLE
         await eventually(lambda: is_free(scheduler))
