@@ -1,0 +1,18 @@
+"""Starts the tokenizer service: `python -m tokenizer_svc`."""
+
+from __future__ import annotations
+
+import sys
+
+from pagewire.kit.config import load_config
+from pagewire.kit.server import run
+from tokenizer_svc.config import TokenizerServiceConfig
+from tokenizer_svc.server import serve
+
+
+def main() -> int:
+    return run(lambda: serve(load_config(TokenizerServiceConfig, prog="python -m tokenizer_svc")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

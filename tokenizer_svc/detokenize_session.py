@@ -1,0 +1,156 @@
+"""All requests that one gateway detokenizes on one stream: frames in, answers out.
+
+Owns the open requests and their handles. A request that cannot be detokenized is an error of its
+own and harms no other. Knows nothing of gRPC, protobuf, heartbeats or frame numbers. Belongs to one
+task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pagewire.kit.logs import get_logger
+from pagewire.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
+from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer, NewText
+from tokenizer_svc.model_tokenizer import ModelTokenizer
+
+MAX_OPEN_REQUESTS = 65_536
+# Tokens after which other tasks get their turn: about 5 ms of work.
+_TOKENS_BETWEEN_PAUSES = 8192
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that opens, perhaps with output that it had elsewhere."""
+
+    handle: int
+    options: DetokenizeOptions
+    output_token_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """New output tokens of one open request."""
+
+    handle: int
+    token_ids: Sequence[int]
+    end: bool = False
+    last_is_stop_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFrame:
+    """What one frame brings; opens come before rows, rows before closes."""
+
+    opens: Sequence[OpenRequest] = ()
+    rows: Sequence[TokenRow] = ()
+    closes: Sequence[int] = ()
+    extra_token_ids: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class TextFrame:
+    """The answer, in columns as it goes on the wire."""
+
+    handles: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    token_offsets: list[int] = field(default_factory=list)
+    stop_handles: list[int] = field(default_factory=list)
+    stop_indexes: list[int] = field(default_factory=list)
+    stop_token_offsets: list[int] = field(default_factory=list)
+    extra_token_bytes: list[bytes] = field(default_factory=list)
+    errors: list[tuple[int, str]] = field(default_factory=list)
+
+
+class DetokenizeSession:
+    """Invariant: a handle is in `_open` from its open until its end, stop, close or error."""
+
+    def __init__(self, model: ModelTokenizer) -> None:
+        self._model = model
+        self._open: dict[int, Detokenizer] = {}
+        self._num_tokens_until_pause = _TOKENS_BETWEEN_PAUSES
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    async def take(self, frame: TokenFrame) -> TextFrame:
+        """Take in one frame and answer it; lets other tasks run during long ones."""
+        answer = TextFrame()
+        for opened in frame.opens:
+            self._start(opened, answer)
+            if opened.output_token_ids and opened.handle in self._open:
+                await self._row(TokenRow(opened.handle, opened.output_token_ids), answer)
+        for row in frame.rows:
+            await self._row(row, answer)
+        for handle in frame.closes:
+            self._open.pop(handle, None)
+        bytes_of = self._model.vocabulary.bytes_of
+        answer.extra_token_bytes = [bytes_of(token_id) for token_id in frame.extra_token_ids]
+        return answer
+
+    def _start(self, opened: OpenRequest, answer: TextFrame) -> None:
+        problem = self._problem(opened)
+        if problem is not None:
+            self._open.pop(opened.handle, None)
+            answer.errors.append((opened.handle, problem))
+            return
+        self._open[opened.handle] = Detokenizer(self._model.decoder_tables, opened.options)
+
+    def _problem(self, opened: OpenRequest) -> str | None:
+        stop = opened.options.stop
+        if opened.handle in self._open:
+            return "the handle is in use"
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            return f"more than {MAX_OPEN_REQUESTS} requests are open on this stream"
+        if len(stop) > MAX_STOP_STRINGS:
+            return f"at most {MAX_STOP_STRINGS} stop strings are allowed"
+        if not all(0 < len(text) <= MAX_STOP_STRING_CHARS for text in stop):
+            return f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters"
+        return None
+
+    async def _row(self, row: TokenRow, answer: TextFrame) -> None:
+        detokenizer = self._open.get(row.handle)
+        if detokenizer is None:
+            # A stop string or an error closed it while these tokens were on their way.
+            return
+        try:
+            new = await self._append(detokenizer, row)
+        except Exception:
+            # A bug or a broken decoder: it ends this request only.
+            _log.exception("request cannot be detokenized")
+            del self._open[row.handle]
+            answer.errors.append((row.handle, "the output cannot be turned into text"))
+            return
+        answer.handles.append(row.handle)
+        answer.texts.append(new.text)
+        answer.token_offsets.append(detokenizer.num_tokens)
+        if new.stop_hit is not None:
+            answer.stop_handles.append(row.handle)
+            answer.stop_indexes.append(new.stop_hit.stop_index)
+            answer.stop_token_offsets.append(new.stop_hit.num_tokens)
+        if row.end or new.stop_hit is not None:
+            del self._open[row.handle]
+
+    async def _append(self, detokenizer: Detokenizer, row: TokenRow) -> NewText:
+        ids, texts = row.token_ids, list[str]()
+        self._num_tokens_until_pause -= len(ids) + 1
+        if self._num_tokens_until_pause > 0:
+            return detokenizer.append(ids, last_is_stop_token=row.last_is_stop_token, end=row.end)
+        self._num_tokens_until_pause = _TOKENS_BETWEEN_PAUSES
+        for start in range(0, max(len(ids), 1), _TOKENS_BETWEEN_PAUSES):
+            await asyncio.sleep(0)
+            piece = ids[start : start + _TOKENS_BETWEEN_PAUSES]
+            last = start + _TOKENS_BETWEEN_PAUSES >= len(ids)
+            new = detokenizer.append(
+                piece,
+                last_is_stop_token=row.last_is_stop_token and last,
+                end=row.end and last,
+            )
+            texts.append(new.text)
+            if new.stop_hit is not None:
+                return NewText("".join(texts), new.stop_hit)
+        return NewText("".join(texts))
