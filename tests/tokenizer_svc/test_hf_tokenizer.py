@@ -9,7 +9,6 @@ from tokenizer_svc.hf_tokenizer import load_tokenizer
 from tokenizer_svc.model_files import TokenizerFilesError
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 
-
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 
