@@ -59,7 +59,9 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         InvalidRequestError: A value is out of its bounds.
     """
     values: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN}
-    values |= {name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)}
+    # ListFields names the optional fields that are set; HasField wants literal names.
+    present = {descriptor.name for descriptor, _ in message.ListFields()}
+    values |= {name: getattr(message, name) for name in _OPTIONAL if name in present}
     values |= {name: tuple(getattr(message, name)) for name in _REPEATED}
     return SamplingParams(
         **values,
