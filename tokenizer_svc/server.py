@@ -7,24 +7,36 @@ ready, streams end when idle or at the drain's deadline, threads end, ports clos
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from pagewire.kit.logs import configure_logging
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.v1 import tokenizer_pb2_grpc
+from tokenizer_svc.chat_template import ChatTemplates
 from tokenizer_svc.config import TokenizerServiceConfig
 from tokenizer_svc.load import load_model
+from tokenizer_svc.model_tokenizer import ModelTokenizer
 from tokenizer_svc.servicer import TokenizerServicer
 from tokenizer_svc.tokenizer_engine import Limits, TokenizerEngine
 from tokenizer_svc.work_pool import WorkPool
 
 SERVICE_NAME = "pagewire.v1.TokenizerService"
 
+Loader = Callable[[TokenizerServiceConfig], tuple[ModelTokenizer, ChatTemplates]]
+
 
 class TokenizerServer:
     """The service with its gRPC server. `start`, then `stop`."""
 
-    def __init__(self, config: TokenizerServiceConfig) -> None:
+    def __init__(self, config: TokenizerServiceConfig, load: Loader = load_model) -> None:
+        """Prepare the service.
+
+        Args:
+            config: The settings.
+            load: Finds and loads what the settings name; blocking.
+        """
         self._config = config
+        self._load = load
         self._pool = WorkPool(config.threads)
         self.servicer = TokenizerServicer()
         self.server = ServiceServer(
@@ -44,7 +56,7 @@ class TokenizerServer:
             FailedPreconditionError: The model cannot be used, or an address cannot be had.
         """
         await self.server.start()
-        model, templates = await self._pool.run(load_model, self._config)
+        model, templates = await self._pool.run(self._load, self._config)
         limits = Limits(self._config.max_prompt_bytes, self._config.trust_request_chat_template)
         self.servicer.engine = TokenizerEngine(model, templates, limits, self._pool)
         await self.server.set_serving(True)

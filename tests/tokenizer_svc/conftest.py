@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pagewire.model_source import resolve_model
+from pagewire.tokenizer_fingerprint import fingerprint_of_model
 from tests.tokenizer_svc.factories import byte_level_gguf, load_gguf, sentencepiece_gguf
 from tokenizer_svc.gguf_tokenizer import convert_gguf
 from tokenizer_svc.hf_tokenizer import load_tokenizer
@@ -24,8 +25,8 @@ def smollm2_files(smollm2_path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
-def smollm2(smollm2_files: dict[str, bytes]) -> ModelTokenizer:
-    return load_tokenizer(smollm2_files, "fingerprint")
+def smollm2(smollm2_files: dict[str, bytes], smollm2_path: Path) -> ModelTokenizer:
+    return load_tokenizer(smollm2_files, fingerprint_of_model(smollm2_path))
 
 
 @pytest.fixture(scope="session")
