@@ -130,11 +130,10 @@ def frame_from_proto(message: tokenizer_pb2.DetokenizeRequest) -> TokenFrame:
         or sum(message.extra_counts) != len(message.extra_token_ids)
     ):
         raise InvalidRequestError("extra_counts does not fit", field="extra_token_ids")
-    rows, start = [], 0
+    rows, start, token_ids = [], 0, list(message.token_ids)
     columns = zip(message.handles, message.token_counts, message.ends, stops, strict=True)
     for handle, count, end, last_is_stop_token in columns:
-        token_ids = message.token_ids[start : start + count]
-        rows.append(TokenRow(handle, token_ids, end, last_is_stop_token))
+        rows.append(TokenRow(handle, token_ids[start : start + count], end, last_is_stop_token))
         start += count
     return TokenFrame(
         opens=[_open(opened) for opened in message.opens],

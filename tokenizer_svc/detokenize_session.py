@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pagewire.kit.logs import get_logger
 from pagewire.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
-from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer, NewText
+from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 
 MAX_OPEN_REQUESTS = 65_536
@@ -31,9 +32,8 @@ class OpenRequest:
     output_token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """New output tokens of one open request."""
+class TokenRow(NamedTuple):
+    """New output tokens of one open request; a tuple, as there is one for every output token."""
 
     handle: int
     token_ids: Sequence[int]
@@ -64,6 +64,11 @@ class TextFrame:
     extra_token_bytes: list[bytes] = field(default_factory=list)
     errors: list[tuple[int, str]] = field(default_factory=list)
 
+    def add_row(self, handle: int, text: str, token_offset: int) -> None:
+        self.handles.append(handle)
+        self.texts.append(text)
+        self.token_offsets.append(token_offset)
+
 
 class DetokenizeSession:
     """Invariant: a handle is in `_open` from its open until its end, stop, close or error."""
@@ -71,7 +76,7 @@ class DetokenizeSession:
     def __init__(self, model: ModelTokenizer) -> None:
         self._model = model
         self._open: dict[int, Detokenizer] = {}
-        self._num_tokens_until_pause = _TOKENS_BETWEEN_PAUSES
+        self._num_tokens_since_pause = 0
 
     @property
     def num_open(self) -> int:
@@ -83,9 +88,12 @@ class DetokenizeSession:
         for opened in frame.opens:
             self._start(opened, answer)
             if opened.output_token_ids and opened.handle in self._open:
-                await self._row(TokenRow(opened.handle, opened.output_token_ids), answer)
+                await self._paced(TokenRow(opened.handle, opened.output_token_ids), answer)
         for row in frame.rows:
-            await self._row(row, answer)
+            if self._is_due(row):
+                await self._paced(row, answer)
+            else:
+                self._row(row, answer)
         for handle in frame.closes:
             self._open.pop(handle, None)
         bytes_of = self._model.vocabulary.bytes_of
@@ -112,45 +120,51 @@ class DetokenizeSession:
             return f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters"
         return None
 
-    async def _row(self, row: TokenRow, answer: TextFrame) -> None:
-        detokenizer = self._open.get(row.handle)
+    def _is_due(self, row: TokenRow) -> bool:
+        """Whether other tasks get their turn before this row is through."""
+        self._num_tokens_since_pause += len(row.token_ids) + 1
+        return self._num_tokens_since_pause > _TOKENS_BETWEEN_PAUSES
+
+    async def _paced(self, row: TokenRow, answer: TextFrame) -> None:
+        """The row in pieces, with pauses; its answer is still one row."""
+        ids = row.token_ids
+        parts = TextFrame()
+        for start in range(0, max(len(ids), 1), _TOKENS_BETWEEN_PAUSES):
+            await asyncio.sleep(0)
+            stop = start + _TOKENS_BETWEEN_PAUSES
+            last = stop >= len(ids)
+            piece = TokenRow(
+                row.handle, ids[start:stop], row.end and last, row.last_is_stop_token and last
+            )
+            self._row(piece, parts)
+        self._num_tokens_since_pause = 0
+        answer.errors += parts.errors
+        if parts.handles:
+            answer.add_row(row.handle, "".join(parts.texts), parts.token_offsets[-1])
+        answer.stop_handles += parts.stop_handles
+        answer.stop_indexes += parts.stop_indexes
+        answer.stop_token_offsets += parts.stop_token_offsets
+
+    def _row(self, row: TokenRow, answer: TextFrame) -> None:
+        handle, token_ids, end, last_is_stop_token = row
+        detokenizer = self._open.get(handle)
         if detokenizer is None:
             # A stop string or an error closed it while these tokens were on their way.
             return
         try:
-            new = await self._append(detokenizer, row)
+            text, stop_hit = detokenizer.append(
+                token_ids, last_is_stop_token=last_is_stop_token, end=end
+            )
         except Exception:
             # A bug or a broken decoder: it ends this request only.
             _log.exception("request cannot be detokenized")
-            del self._open[row.handle]
-            answer.errors.append((row.handle, "the output cannot be turned into text"))
+            del self._open[handle]
+            answer.errors.append((handle, "the output cannot be turned into text"))
             return
-        answer.handles.append(row.handle)
-        answer.texts.append(new.text)
-        answer.token_offsets.append(detokenizer.num_tokens)
-        if new.stop_hit is not None:
-            answer.stop_handles.append(row.handle)
-            answer.stop_indexes.append(new.stop_hit.stop_index)
-            answer.stop_token_offsets.append(new.stop_hit.num_tokens)
-        if row.end or new.stop_hit is not None:
-            del self._open[row.handle]
-
-    async def _append(self, detokenizer: Detokenizer, row: TokenRow) -> NewText:
-        ids, texts = row.token_ids, list[str]()
-        self._num_tokens_until_pause -= len(ids) + 1
-        if self._num_tokens_until_pause > 0:
-            return detokenizer.append(ids, last_is_stop_token=row.last_is_stop_token, end=row.end)
-        self._num_tokens_until_pause = _TOKENS_BETWEEN_PAUSES
-        for start in range(0, max(len(ids), 1), _TOKENS_BETWEEN_PAUSES):
-            await asyncio.sleep(0)
-            piece = ids[start : start + _TOKENS_BETWEEN_PAUSES]
-            last = start + _TOKENS_BETWEEN_PAUSES >= len(ids)
-            new = detokenizer.append(
-                piece,
-                last_is_stop_token=row.last_is_stop_token and last,
-                end=row.end and last,
-            )
-            texts.append(new.text)
-            if new.stop_hit is not None:
-                return NewText("".join(texts), new.stop_hit)
-        return NewText("".join(texts))
+        answer.add_row(handle, text, detokenizer.num_tokens)
+        if stop_hit is not None:
+            answer.stop_handles.append(handle)
+            answer.stop_indexes.append(stop_hit.stop_index)
+            answer.stop_token_offsets.append(stop_hit.num_tokens)
+        if end or stop_hit is not None:
+            del self._open[handle]

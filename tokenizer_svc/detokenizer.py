@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenizer_svc.incremental_decoder import DecoderTables
 from tokenizer_svc.stop_strings import StopStringMatcher
@@ -31,8 +32,7 @@ class DetokenizeOptions:
     """The end of the prompt; never part of the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopHit:
+class StopHit(NamedTuple):
     """A stop string was met."""
 
     stop_index: int
@@ -40,8 +40,7 @@ class StopHit:
     """Output tokens up to and with the one that completed it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewText:
+class NewText(NamedTuple):
     """What one append brought."""
 
     text: str
@@ -50,6 +49,8 @@ class NewText:
 
 class Detokenizer:
     """Invariants: text comes out once, in order; after a stop hit nothing more comes."""
+
+    __slots__ = ("_decoder", "_matcher", "_min_tokens", "_stopped", "num_tokens")
 
     def __init__(self, tables: DecoderTables, options: DetokenizeOptions) -> None:
         self._decoder = tables.decoder(options.skip_special_tokens)

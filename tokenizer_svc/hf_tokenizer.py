@@ -13,7 +13,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from pagewire.tokenizer_fingerprint import huggingface_vocabulary
 from tokenizer_svc.gguf_tokenizer import bos_eos_processor
 from tokenizer_svc.model_files import TOKENIZER_FILE, TokenizerFilesError
 from tokenizer_svc.model_tokenizer import ModelTokenizer
@@ -41,14 +40,13 @@ def load_tokenizer(files: Mapping[str, bytes], fingerprint: str) -> ModelTokeniz
     Raises:
         TokenizerFilesError: A file is broken; the message names it.
     """
-    content = _json(files, TOKENIZER_FILE)
     config = _json(files, "tokenizer_config.json")
     tokenizer = _rust_tokenizer(files[TOKENIZER_FILE])
     special_tokens = _special_tokens(files, config)
     try:
-        _add_missing_tokens(tokenizer, config, special_tokens, huggingface_vocabulary(content))
+        _add_missing_tokens(tokenizer, config, special_tokens)
         _set_bos_eos(tokenizer, config, special_tokens)
-        vocabulary = read_vocabulary(tokenizer, content.get("decoder"))
+        vocabulary = read_vocabulary(tokenizer, _decoder(tokenizer))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise TokenizerFilesError(
             f"{TOKENIZER_FILE} or tokenizer_config.json has an unknown form: {error}"
@@ -88,6 +86,12 @@ def _rust_tokenizer(content: bytes) -> Tokenizer:
     return tokenizer
 
 
+def _decoder(tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The decoder as tokenizer.json has it; parsing that file again would take far longer."""
+    decoder = tokenizer.decoder
+    return json.loads(decoder.__getstate__()) if decoder is not None else None
+
+
 def _special_tokens(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
     named = {**_json(files, "special_tokens_map.json"), **config}
     tokens = {name: _content(named.get(name)) for name in _NAMED_TOKENS}
@@ -104,14 +108,12 @@ def _add_missing_tokens(
     tokenizer: Tokenizer,
     config: Mapping[str, Any],
     special_tokens: Mapping[str, str],
-    known: Mapping[int, str],
 ) -> None:
     """Tokens of the configuration that tokenizer.json does not have, in the order of their ids."""
-    known_tokens = set(known.values())
     decoder = config.get("added_tokens_decoder") or {}
     added = [token for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
     for token in added:
-        if token["content"] not in known_tokens:
+        if tokenizer.token_to_id(token["content"]) is None:
             flags = {name: token[name] for name in _ADDED_TOKEN_FLAGS if name in token}
             tokenizer.add_tokens([AddedToken(token["content"], **flags)])
     marked = {token.content for token in tokenizer.get_added_tokens_decoder().values()}

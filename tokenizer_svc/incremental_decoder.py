@@ -10,7 +10,7 @@ requests.
 
 from __future__ import annotations
 
-import codecs
+from codecs import getincrementaldecoder, utf_8_decode
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -65,24 +65,29 @@ class DecoderTables:
 class ByteLevelDecoder:
     """Tokens are bytes; text is their UTF-8, with the library's replacement characters."""
 
+    __slots__ = ("_foreign", "_pending", "_pieces")
+
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # The incomplete character at the end, at most 3 bytes.
+        self._pending = b""
         # Replacement characters to come that stand for what went before the sequence.
         self._foreign = 0
 
     def prime(self, token_ids: Sequence[int]) -> None:
         self.push(token_ids)
-        self._foreign = 1 if self._utf8.getstate()[0] else 0
+        self._foreign = 1 if self._pending else 0
 
     def push(self, token_ids: Sequence[int]) -> str:
         pieces, size = self._pieces, len(self._pieces)
-        text = self._utf8.decode(b"".join([pieces[i] for i in token_ids if i < size]))
+        data = self._pending + b"".join([pieces[i] for i in token_ids if i < size])
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
         return self._own(text) if self._foreign else text
 
     def flush(self) -> str:
-        text = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
+        text, _ = utf_8_decode(self._pending, "replace", True)
+        self._pending = b""
         return self._own(text)
 
     def _own(self, text: str) -> str:
@@ -103,7 +108,7 @@ class ByteFallbackDecoder:
         self._skipped = vocabulary.special_ids if skip_special_tokens else frozenset[int]()
         self._stripped_character = vocabulary.rule.stripped_character
         self._num_to_strip = vocabulary.rule.strip_left
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="strict")
+        self._utf8 = getincrementaldecoder("utf-8")(errors="strict")
         self._pending = 0
         # Replacement characters to come that stand for what went before the sequence.
         self._foreign = 0

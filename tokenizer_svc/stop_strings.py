@@ -8,11 +8,10 @@ output. Knows nothing of tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedText:
+class MatchedText(NamedTuple):
     """Text that is safe to show, and which stop string (by its index) ended it, if any."""
 
     text: str
@@ -26,8 +25,11 @@ class StopStringMatcher:
     string that completes later begins within it.
     """
 
+    __slots__ = ("_first_characters", "_include", "_stop", "_tail")
+
     def __init__(self, stop: Sequence[str], include_in_output: bool) -> None:
         self._stop = tuple(stop)
+        self._first_characters = frozenset(text[0] for text in stop)
         self._include = include_in_output
         self._tail = ""
 
@@ -38,6 +40,8 @@ class StopStringMatcher:
             text: The next text.
             counts: Whether a stop string that this text completes ends the output.
         """
+        if not self._tail and self._first_characters.isdisjoint(text):
+            return MatchedText(text)
         known = len(self._tail)
         window = self._tail + text
         found = self._earliest(window, known) if counts else None

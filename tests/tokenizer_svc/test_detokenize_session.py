@@ -7,8 +7,15 @@ import pytest
 
 from tokenizer_svc import detokenize_session
 from tokenizer_svc.detokenize_session import DetokenizeSession, OpenRequest, TokenFrame, TokenRow
-from tokenizer_svc.detokenizer import DetokenizeOptions
+from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer, NewText
 from tokenizer_svc.model_tokenizer import ModelTokenizer
+
+
+class BrokenDetokenizer(Detokenizer):
+    """One whose decoder has a bug."""
+
+    def append(self, *_: Any, **__: Any) -> NewText:
+        raise ZeroDivisionError
 
 
 @pytest.fixture
@@ -59,12 +66,11 @@ async def test_one_more_request_than_allowed_is_refused(
 
 
 async def test_a_failing_request_harms_no_other(
-    session: DetokenizeSession, byte_level: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+    session: DetokenizeSession, byte_level: ModelTokenizer
 ) -> None:
     ids = byte_level.encode("x", False)
     await session.take(TokenFrame(opens=opens(1, 2)))
-    broken = session._open[1]
-    monkeypatch.setattr(broken, "append", lambda *_, **__: 1 // 0)
+    session._open[1] = BrokenDetokenizer(byte_level.decoder_tables, DetokenizeOptions())
     answer = await session.take(TokenFrame(rows=[TokenRow(1, ids), TokenRow(2, ids)]))
     assert answer.errors == [(1, "the output cannot be turned into text")]
     assert (answer.handles, answer.texts) == ([2], ["x"])
