@@ -9,7 +9,6 @@ root owns it.
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -93,6 +92,7 @@ class EngineCounters:
 
     num_steps: int = 0
     prompt_tokens: int = 0
+    """Of requests that began to run."""
     generation_tokens: int = 0
     num_workers_lost: int = 0
 
@@ -273,9 +273,6 @@ class EngineCore:
                 max_model_len=plan.max_model_len,
                 engine_fingerprint=fingerprint,
             )
-            # Blocks and modules live as long as the process: no collection need walk them.
-            gc.collect()
-            gc.freeze()
         elif fingerprint != self.info.fingerprint:
             raise WorkerUnavailableError("it has another model than the engine started with")
         return self.info.kv_cache
@@ -314,7 +311,7 @@ class EngineCore:
         # Aborts that came while the step ran have been applied: they win over its tokens.
         outputs = scheduler.update_from_output(output, result)
         timings = _timings(result, started_ns, scheduled_ns)
-        self._count(output, outputs)
+        self._count(outputs)
         for client_id, client_outputs in outputs.items():
             sink = self._sinks.get(client_id)
             if sink is not None:
@@ -372,13 +369,13 @@ class EngineCore:
         if not scheduler.has_requests:
             self._idle.set()
 
-    def _count(self, output: SchedulerOutput, outputs: dict[int, EngineCoreOutputs]) -> None:
+    def _count(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         counters = self.counters
         counters.num_steps += 1
         num_new = sum(sum(map(len, client.new_token_ids)) for client in outputs.values())
         counters.generation_tokens += num_new
-        counters.prompt_tokens += output.total_num_scheduled_tokens - len(
-            output.scheduled_cached_reqs.request_ids
+        counters.prompt_tokens += sum(
+            item.num_prompt_tokens for client in outputs.values() for item in client.scheduled
         )
 
     def _require_scheduler(self) -> Scheduler:

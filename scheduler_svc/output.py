@@ -121,6 +121,7 @@ class ScheduledRequest:
     """A request's first step: it left the queue."""
 
     request_id: str
+    num_prompt_tokens: int
     num_cached_tokens: int
     queued_time_s: float
     """How long it waited in the queue."""

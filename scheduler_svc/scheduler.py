@@ -396,6 +396,7 @@ class Scheduler:
                 _outputs_for(outputs, request, step).scheduled.append(
                     ScheduledRequest(
                         request_id=request.request_id,
+                        num_prompt_tokens=request.num_prompt_tokens,
                         num_cached_tokens=request.num_cached_tokens,
                         queued_time_s=request.queued_time_s,
                     )

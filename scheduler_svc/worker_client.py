@@ -36,7 +36,7 @@ from scheduler_svc.executor import (
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.worker_messages import StepEncoder, decode_facts, decode_output
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
 INITIALIZE_SILENCE_S = 300.0
 """Longest silence between progress messages while the model loads."""
 ALLOCATE_TIMEOUT_S = 300.0
@@ -44,16 +44,20 @@ EXECUTE_TIMEOUT_S = 600.0
 """Longest step: a worker whose event loop lives but whose device hangs is lost too."""
 CLOSE_TIMEOUT_S = 2.0
 
-# The worker is not there, not yet, not any more, or serves somebody else.
+# The worker is not there, not yet, or not any more.
 _TRY_AGAIN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNKNOWN,
 )
+# It serves somebody else.
+_LEASE_REASONS = ("LEASE_HELD", "LEASE_LOST")
 
 log = get_logger("scheduler_svc.worker_client")
+
+
+class _StreamBrokenError(Exception):
+    """A frame could not be written."""
 
 
 @dataclass(slots=True)
@@ -231,12 +235,14 @@ class _ExecuteStream:
                 first = await call.read()
             if not (isinstance(first, worker_pb2.ExecuteResponse) and first.HasField("accepted")):
                 raise WorkerUnavailableError("it did not accept the Execute stream")
-        except BaseException as error:
+        except TimeoutError as error:
             call.cancel()
-            if isinstance(error, TimeoutError):
-                raise WorkerUnavailableError("silent after Execute was opened") from error
-            if isinstance(error, asyncio.InvalidStateError):
-                raise WorkerUnavailableError("it refused the Execute stream") from error
+            raise WorkerUnavailableError("silent after Execute was opened") from error
+        except _StreamBrokenError as error:
+            call.cancel()
+            raise WorkerUnavailableError("it refused the Execute stream") from error
+        except BaseException:
+            call.cancel()
             raise
         stream._start()
         return stream
@@ -246,29 +252,31 @@ class _ExecuteStream:
         if self.lost_reason is not None:
             raise WorkerLostError(self.lost_reason)
         step = self._encoder.encode(output)
-        self._answer = asyncio.get_running_loop().create_future()
+        answer = self._answer = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(EXECUTE_TIMEOUT_S):
                 await self._write(worker_pb2.ExecuteRequest(step=step))
-                answer = await self._answer
+                frame = await answer
         except TimeoutError as error:
             self._lose(f"a step took more than {EXECUTE_TIMEOUT_S:.0f} s")
             raise WorkerLostError(self.lost_reason) from error
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+        except _StreamBrokenError as error:
             self._lose("the stream broke while a step was written")
             raise WorkerLostError(self.lost_reason) from error
         finally:
             self._answer = None
-        return self._decode(answer, step)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # seen, also where the write failed first
+        return self._decode(frame, step)
 
     async def close(self) -> None:
         """Say goodbye if anybody listens, and end the tasks."""
         if self.lost_reason is None:
-            with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            with contextlib.suppress(TimeoutError, _StreamBrokenError, grpc.aio.AioRpcError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._write(worker_pb2.ExecuteRequest(close=worker_pb2.ExecuteClose()))
                     await self._call.done_writing()
-                    await self._tasks[0]
+                    await asyncio.wait(self._tasks[:1])
         await cancel_and_wait(*self._tasks)
         self._call.cancel()
 
@@ -297,7 +305,16 @@ class _ExecuteStream:
             self._frame += 1
             frame.frame = self._frame
             frame.lease.CopyFrom(self._lease)
-            await self._call.write(frame)
+            try:
+                await self._call.write(frame)
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+                raise _StreamBrokenError from error
+            except asyncio.CancelledError as error:
+                # gRPC says so too when the call, not this task, was cancelled.
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise _StreamBrokenError from error
 
     async def _read_answers(self) -> None:
         reason = "it ended the Execute stream"
@@ -310,12 +327,14 @@ class _ExecuteStream:
             reason = f"{reason} ({(await self._call.code()).name})"
         except grpc.aio.AioRpcError as error:
             reason = f"the Execute stream broke ({error.code().name})"
-        self._lose(reason)
+        finally:
+            # Also when the call was cancelled under the reader: nobody reads answers any more.
+            self._lose(reason)
 
     async def _send_heartbeats(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await send_heartbeats(self._send_heartbeat)
         # The reader sees the broken stream too and says why.
+        with contextlib.suppress(_StreamBrokenError):
+            await send_heartbeats(self._send_heartbeat)
 
     async def _send_heartbeat(self) -> None:
         self._num_heartbeats += 1
@@ -370,9 +389,10 @@ async def _wait_ready(channel: grpc.aio.Channel) -> None:
 
 
 def _unavailable_or_fatal(error: grpc.aio.AioRpcError) -> Exception:
-    if error.code() in _TRY_AGAIN:
+    known = from_rpc_error(error)
+    if error.code() in _TRY_AGAIN or known.reason in _LEASE_REASONS:
         return WorkerUnavailableError(f"{error.code().name}: {error.details()}")
-    return from_rpc_error(error)
+    return known
 
 
 def _log_progress(address: str, progress: worker_pb2.InitializeProgress) -> None:

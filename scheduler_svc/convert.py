@@ -1,0 +1,250 @@
+"""Messages of `SchedulerService` to and from the engine's own types.
+
+With `worker_messages` the only file that builds or reads protobuf. It holds no state but the frame
+that is being put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagewire import wire
+from pagewire.kit.errors import InvalidRequestError, PagewireError
+from pagewire.v1 import common_pb2, scheduler_pb2
+from scheduler_svc.engine_core import EngineCounters, EngineInfo, EngineState
+from scheduler_svc.output import (
+    EngineCoreOutputs,
+    FinishedRequest,
+    LogprobRows,
+    SchedulerStats,
+    StepTimings,
+)
+from scheduler_svc.request import EngineCoreRequest
+from scheduler_svc.scheduler import ABORTED
+from scheduler_svc.stop import FinishReason, Stop
+
+_FINISH_REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+_STOPPED = Stop(FinishReason.STOP)
+
+
+def core_request(add: scheduler_pb2.EngineAdd, client_id: int) -> EngineCoreRequest:
+    """Read one add of a gateway.
+
+    Raises:
+        InvalidRequestError: A value is out of its bounds.
+    """
+    if not add.request_id:
+        raise InvalidRequestError("request_id is empty", field="request_id")
+    return EngineCoreRequest(
+        request_id=add.request_id,
+        prompt_token_ids=list(add.prompt_token_ids),
+        sampling_params=wire.sampling_params_from_proto(add.sampling_params).normalized(),
+        arrival_time_s=add.arrival_time_ns / 1e9,
+        client_id=client_id,
+        output_token_ids=list(add.output_token_ids),
+        is_resumed=add.resumed,
+        priority=add.priority,
+        cache_salt=add.cache_salt or None,
+        lora_digest=add.lora_digest or None,
+        num_suspicions=add.suspicions,
+    )
+
+
+def core_request_of_generate(
+    request: scheduler_pb2.SchedulerServiceGenerateRequest, request_id: str, client_id: int
+) -> EngineCoreRequest:
+    """Read the request of a direct client.
+
+    Raises:
+        InvalidRequestError: A value is out of its bounds.
+    """
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(request.prompt_token_ids),
+        sampling_params=wire.sampling_params_from_proto(request.sampling_params).normalized(),
+        arrival_time_s=0.0,
+        client_id=client_id,
+        priority=request.priority,
+        cache_salt=request.cache_salt or None,
+    )
+
+
+def abort_stop(reason: int) -> Stop:
+    """What an abort counts as: a stop string ends an output like a stop token does."""
+    return _STOPPED if reason == common_pb2.ABORT_REASON_STOP_STRING else ABORTED
+
+
+def request_error(handle: int, error: PagewireError) -> scheduler_pb2.RequestError:
+    """Build a refusal, or an error after admission."""
+    code: int = error.code.value[0]  # type: ignore[index, unused-ignore]
+    return scheduler_pb2.RequestError(
+        handle=handle,
+        code=code,
+        reason=error.reason,
+        message=error.message,
+        retry_after_ms=round((error.retry_after_s or 0.0) * 1000),
+        field=error.field or "",
+    )
+
+
+def engine_info(
+    info: EngineInfo,
+    scheduler_id: str,
+    epoch: int,
+    *,
+    names: Sequence[str],
+    max_num_seqs: int,
+    max_logprobs: int,
+) -> scheduler_pb2.GetEngineInfoResponse:
+    return scheduler_pb2.GetEngineInfoResponse(
+        scheduler_id=scheduler_id,
+        epoch=epoch,
+        served_model_names=names,
+        model_info=info.facts.model_info,
+        max_model_len=info.kv_cache.max_model_len,
+        block_size=info.kv_cache.block_size,
+        num_gpu_blocks=info.kv_cache.num_blocks,
+        engine_fingerprint=info.fingerprint,
+        max_logprobs=max_logprobs,
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def load(
+    stats: SchedulerStats | None, counters: EngineCounters, state: EngineState
+) -> scheduler_pb2.WatchLoadResponse:
+    message = scheduler_pb2.WatchLoadResponse(
+        num_steps=counters.num_steps,
+        generation_tokens=counters.generation_tokens,
+        ready=state is EngineState.READY,
+    )
+    if stats is not None:
+        message.num_requests_running = stats.num_requests_running
+        message.num_requests_waiting = stats.num_requests_waiting
+        message.num_tokens_waiting = stats.num_tokens_waiting
+        message.kv_cache_usage = stats.kv_cache_usage
+        message.num_preemptions = stats.num_preemptions
+        message.prefix_cache_queries = stats.prefix_cache_queries
+        message.prefix_cache_hits = stats.prefix_cache_hits
+    return message
+
+
+def generate_response(
+    token_ids: Sequence[int], end: FinishedRequest | None
+) -> scheduler_pb2.SchedulerServiceGenerateResponse:
+    """Build one message to a direct client; the last one has the end and the usage."""
+    message = scheduler_pb2.SchedulerServiceGenerateResponse(token_ids=token_ids)
+    if end is not None:
+        message.finish_reason = _FINISH_REASONS[end.reason]
+        stop_token_id = _stop_token_id(end)
+        if stop_token_id is not None:
+            message.stop_token_id = stop_token_id
+        message.usage.prompt_tokens = end.num_prompt_tokens
+        message.usage.completion_tokens = end.num_output_tokens
+        message.usage.cached_tokens = end.num_cached_tokens
+    return message
+
+
+@dataclass(slots=True)
+class PendingOutputs:
+    """Outputs on their way to one gateway: one step's, or several steps' merged into one frame.
+
+    Each request has one row, its tokens one after another.
+    """
+
+    first_step: int = 0
+    last_step: int = 0
+    num_tokens: int = 0
+    timings: StepTimings = field(default_factory=StepTimings)
+    _rows: dict[int, Sequence[int]] = field(default_factory=dict)
+    _logprobs: dict[int, LogprobRows] = field(default_factory=dict)
+    _finished: dict[int, FinishedRequest] = field(default_factory=dict)
+    _scheduled: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._finished or self._scheduled)
+
+    def add_step(
+        self, outputs: EngineCoreOutputs, timings: StepTimings, handles: Mapping[str, int]
+    ) -> None:
+        """Take a step in. Requests without a handle have ended for the gateway already."""
+        self.first_step = self.first_step or outputs.step
+        self.last_step = outputs.step
+        self.timings += timings
+        for row, (request_id, token_ids) in enumerate(
+            zip(outputs.request_ids, outputs.new_token_ids, strict=True)
+        ):
+            handle = handles.get(request_id)
+            if handle is not None:
+                self._add_row(handle, token_ids, outputs.logprobs.get(row))
+        for item in outputs.scheduled:
+            handle = handles.get(item.request_id)
+            if handle is not None:
+                self._scheduled[handle] = (item.num_cached_tokens, round(item.queued_time_s * 1e9))
+
+    def add_finished(self, handle: int, end: FinishedRequest) -> None:
+        self._finished[handle] = end
+
+    def to_proto(self) -> scheduler_pb2.EngineOutputs:
+        """Build the columns."""
+        rows, ends, scheduled = self._rows.values(), self._finished.values(), self._scheduled
+        message = scheduler_pb2.EngineOutputs(
+            first_step=self.first_step,
+            last_step=self.last_step,
+            handles=self._rows,
+            token_counts=[len(token_ids) for token_ids in rows],
+            token_ids=[token_id for token_ids in rows for token_id in token_ids],
+            finished_handles=self._finished,
+            finish_reasons=[_FINISH_REASONS[end.reason] for end in ends],
+            stop_token_ids_plus_one=[_stop_token_id_plus_one(end) for end in ends],
+            scheduled_handles=scheduled,
+            num_cached_tokens=[num_cached for num_cached, _ in scheduled.values()],
+            queue_ns=[queue_ns for _, queue_ns in scheduled.values()],
+            logprob_handles=self._logprobs,
+        )
+        for logprob_rows in self._logprobs.values():
+            _add_logprobs(message.logprobs, logprob_rows)
+        _set_timings(message.timings, self.timings)
+        return message
+
+    def _add_row(self, handle: int, token_ids: Sequence[int], logprobs: LogprobRows | None) -> None:
+        self.num_tokens += len(token_ids)
+        before = self._rows.get(handle)
+        self._rows[handle] = token_ids if before is None else [*before, *token_ids]
+        if logprobs is None:
+            return
+        if handle in self._logprobs:
+            self._logprobs[handle].extend(logprobs)
+        else:
+            self._logprobs[handle] = logprobs
+
+
+def _stop_token_id(end: FinishedRequest) -> int | None:
+    return end.stop_token_id if end.eos_token_id is None else end.eos_token_id
+
+
+def _stop_token_id_plus_one(end: FinishedRequest) -> int:
+    stop_token_id = _stop_token_id(end)
+    return 0 if stop_token_id is None else stop_token_id + 1
+
+
+def _add_logprobs(columns: common_pb2.LogprobColumns, rows: LogprobRows) -> None:
+    columns.logprobs.extend(rows.logprobs)
+    columns.ranks.extend(rows.ranks)
+    columns.top_counts.extend(rows.top_counts)
+    columns.top_token_ids.extend(rows.top_token_ids)
+    columns.top_logprobs.extend(rows.top_logprobs)
+
+
+def _set_timings(message: scheduler_pb2.StepTimings, timings: StepTimings) -> None:
+    message.schedule_ns = timings.schedule_ns
+    message.execute_ns = timings.execute_ns
+    message.forward_ns = timings.forward_ns
+    message.sample_ns = timings.sample_ns
+    message.idle_ns = timings.idle_ns

@@ -1,0 +1,52 @@
+"""The engine's figures for Prometheus, read when they are asked for and never on a step.
+
+Names are vLLM's with our prefix. Reading happens on the exposition's thread; it takes plain numbers
+that the event loop's thread replaces, so it needs no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduler_svc.engine_core import EngineCore, EngineState
+
+
+class EngineCollector(Collector):
+    """All figures of one engine."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[Metric]:
+        stats, counters = self._core.make_stats(), self._core.counters
+        ready = self._core.state is EngineState.READY
+        yield _gauge("engine_ready", "1 while a worker is ready.", float(ready))
+        yield _counter("engine_steps", "Steps executed.", counters.num_steps)
+        yield _counter(
+            "prompt_tokens", "Prompt tokens of requests that began.", counters.prompt_tokens
+        )
+        yield _counter("generation_tokens", "Tokens generated.", counters.generation_tokens)
+        yield _counter("workers_lost", "Times that the worker was lost.", counters.num_workers_lost)
+        if stats is None:
+            return
+        yield _gauge("num_requests_running", "Running requests.", stats.num_requests_running)
+        yield _gauge("num_requests_waiting", "Waiting requests.", stats.num_requests_waiting)
+        yield _gauge(
+            "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.kv_cache_usage
+        )
+        yield _counter("num_preemptions", "Preemptions.", stats.num_preemptions)
+        yield _counter(
+            "prefix_cache_queries", "Tokens looked up at admissions.", stats.prefix_cache_queries
+        )
+        yield _counter("prefix_cache_hits", "Tokens found at admissions.", stats.prefix_cache_hits)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"pagewire_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"pagewire_{name}", text, value=value)

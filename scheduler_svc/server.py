@@ -1,0 +1,139 @@
+"""Composition root of the scheduler: puts engine, executor and servers together, and drains them.
+
+Order at the start: listen (alive, not serving), claim a worker, serve. At the end: not serving,
+drain the engine, stop the servers, end the loop, give the worker back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import socket
+
+from pagewire.kit.admin import AdminServicer
+from pagewire.kit.logs import configure_logging, get_logger
+from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
+from pagewire.kit.tasks import TaskOwner
+from pagewire.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from scheduler_svc.config import SchedulerServiceConfig
+from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_stream import SchedulerIdentity
+from scheduler_svc.executor import Executor
+from scheduler_svc.metrics import EngineCollector
+from scheduler_svc.servicer import EngineAdminServicer, SchedulerServicer
+from scheduler_svc.worker_client import GrpcExecutor
+
+SERVICE_NAME = "pagewire.v1.SchedulerService"
+STOP_GRACE_S = 1.0
+
+log = get_logger("scheduler_svc.server")
+
+
+class SchedulerServer:
+    """One scheduler process without its signals. `start`, `wait_failed`, `stop`."""
+
+    def __init__(self, config: SchedulerServiceConfig, executor: Executor | None = None) -> None:
+        identity = SchedulerIdentity(
+            f"{socket.gethostname()}-{secrets.token_hex(4)}", secrets.randbits(63)
+        )
+        self._config = config
+        self._executor = executor or GrpcExecutor(
+            config.engine, config.workers, identity.scheduler_id, identity.epoch
+        )
+        self.core = EngineCore(config.engine, self._executor)
+        self.core.on_state = self._on_state
+        servicer, admin = SchedulerServicer(self.core, identity), EngineAdminServicer(self.core)
+        self.server = ServiceServer(
+            config.server,
+            SERVICE_NAME,
+            [lambda s: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, s)],
+            [
+                lambda s: scheduler_pb2_grpc.add_EngineAdminServiceServicer_to_server(admin, s),
+                lambda s: admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(), s),
+            ],
+        )
+        self.server.registry.register(EngineCollector(self.core))
+        self._tasks = TaskOwner()
+        self._states: asyncio.Queue[EngineState] = asyncio.Queue()
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Listen, and claim a worker in the background."""
+        await self.server.start()
+        self._tasks.spawn(self.core.run(), name="engine-core")
+        self._tasks.spawn(self._report_readiness(), name="readiness")
+        if self._config.engine.observability.log_stats_interval_s > 0:
+            self._tasks.spawn(self._log_stats(), name="log-stats")
+
+    async def wait_failed(self) -> None:
+        """Raise what ends the engine; never returns."""
+        await self._tasks.wait_failed()
+
+    async def stop(self) -> None:
+        """Drain, then end everything; idempotent."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        await self.server.set_serving(False, "draining")
+        await self.core.drain(self._config.server.drain_timeout_s)
+        await self.server.stop(STOP_GRACE_S)
+        await self._tasks.close()
+        await self._executor.close()
+
+    def _on_state(self, state: EngineState) -> None:
+        self._states.put_nowait(state)
+
+    async def _report_readiness(self) -> None:
+        while True:
+            state = await self._states.get()
+            if self._is_stopping:
+                return
+            reason = "" if state is EngineState.READY else "no worker is ready"
+            await self.server.set_serving(state is EngineState.READY, reason)
+            if state is EngineState.READY:
+                # Blocks and modules live as long as the process: no collection need walk them.
+                gc.collect()
+                gc.freeze()
+
+    async def _log_stats(self) -> None:
+        logged_steps = 0
+        while True:
+            await asyncio.sleep(self._config.engine.observability.log_stats_interval_s)
+            stats, counters = self.core.make_stats(), self.core.counters
+            if stats is None or counters.num_steps == logged_steps:
+                continue
+            logged_steps = counters.num_steps
+            log.info(
+                "engine_stats",
+                num_requests_running=stats.num_requests_running,
+                num_requests_waiting=stats.num_requests_waiting,
+                kv_cache_usage=round(stats.kv_cache_usage, 4),
+                num_preemptions=stats.num_preemptions,
+                prefix_cache_hits=stats.prefix_cache_hits,
+                prefix_cache_queries=stats.prefix_cache_queries,
+                num_steps=counters.num_steps,
+                generation_tokens=counters.generation_tokens,
+            )
+
+
+async def serve(config: SchedulerServiceConfig) -> None:
+    """Run the service until a signal has it drained.
+
+    Raises:
+        PagewireError: It can't listen, or the worker refuses the configuration.
+    """
+    configure_logging("scheduler", config.server.log_level)
+    exit_with_parent()
+    shutdown = shutdown_signal()
+    server = SchedulerServer(config)
+    async with TaskOwner() as owner:
+        try:
+            await server.start()
+            stop = owner.spawn(shutdown.wait(), name="shutdown-signal")
+            failed = owner.spawn(server.wait_failed(), name="engine-failure")
+            done, _ = await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
+            if failed in done:
+                await failed
+        finally:
+            await server.stop()

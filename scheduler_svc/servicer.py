@@ -1,0 +1,135 @@
+"""The gRPC handlers of the scheduler: thin, the work is elsewhere.
+
+Errors are raised as `PagewireError`s; the interceptors of `pagewire.kit` make statuses of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+
+from pagewire.kit import context as request_context
+from pagewire.kit.errors import UnimplementedError
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_svc import convert
+from scheduler_svc.direct_client import DirectClient
+from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.engine_stream import EngineStreams, SchedulerIdentity
+
+DEFAULT_LOAD_INTERVAL_S = 1.0
+MIN_LOAD_INTERVAL_S = 0.05
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Requests in, tokens out."""
+
+    def __init__(self, core: EngineCore, identity: SchedulerIdentity) -> None:
+        self._core = core
+        self._identity = identity
+        self._streams = EngineStreams(core, identity)
+
+    async def GetEngineInfo(
+        self, request: scheduler_pb2.GetEngineInfoRequest, context: Context
+    ) -> scheduler_pb2.GetEngineInfoResponse:
+        config = self._core.config
+        return convert.engine_info(
+            self._core.require_info(),
+            self._identity.scheduler_id,
+            self._identity.epoch,
+            names=config.served_model_names,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_logprobs=config.model.max_logprobs,
+        )
+
+    # Written through the context: in grpc.aio that is the cheaper way down for many frames.
+    async def EngineStream(  # type: ignore[override]
+        self,
+        request_iterator: AsyncIterator[scheduler_pb2.EngineStreamRequest],
+        context: Context,
+    ) -> None:
+        await self._streams.serve(aiter(request_iterator), context.write)
+
+    async def Generate(
+        self, request: scheduler_pb2.SchedulerServiceGenerateRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.SchedulerServiceGenerateResponse]:
+        self._core.require_info()
+        client = DirectClient(self._core)
+        try:
+            request_id = request.request_id or request_context.new_request_id()
+            client.add(convert.core_request_of_generate(request, request_id, client.client_id))
+            async for token_ids, end in client.stream():
+                yield convert.generate_response(token_ids, end)
+        finally:
+            client.close()
+
+    async def WatchLoad(
+        self, request: scheduler_pb2.WatchLoadRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.WatchLoadResponse]:
+        interval_s = max(request.interval_ms / 1000 or DEFAULT_LOAD_INTERVAL_S, MIN_LOAD_INTERVAL_S)
+        sent: scheduler_pb2.WatchLoadResponse | None = None
+        while True:
+            load = convert.load(self._core.make_stats(), self._core.counters, self._core.state)
+            if load != sent:
+                yield load
+                sent = load
+            await asyncio.sleep(interval_s)
+
+    async def SubscribeKvEvents(
+        self, request: scheduler_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.SubscribeKvEventsResponse]:
+        _not_served("SubscribeKvEvents")
+        yield scheduler_pb2.SubscribeKvEventsResponse()  # makes this a stream; never reached
+
+
+class EngineAdminServicer(scheduler_pb2_grpc.EngineAdminServiceServicer):
+    """Administration of the engine."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    async def ResetPrefixCache(
+        self, request: scheduler_pb2.ResetPrefixCacheRequest, context: Context
+    ) -> scheduler_pb2.ResetPrefixCacheResponse:
+        reset = await self._core.reset_prefix_cache(
+            reset_running_requests=request.reset_running_requests
+        )
+        return scheduler_pb2.ResetPrefixCacheResponse(reset=reset)
+
+    async def Pause(
+        self, request: scheduler_pb2.PauseRequest, context: Context
+    ) -> scheduler_pb2.PauseResponse:
+        _not_served("Pause")
+
+    async def Resume(
+        self, request: scheduler_pb2.ResumeRequest, context: Context
+    ) -> scheduler_pb2.ResumeResponse:
+        _not_served("Resume")
+
+    async def Sleep(
+        self, request: scheduler_pb2.SleepRequest, context: Context
+    ) -> scheduler_pb2.SleepResponse:
+        _not_served("Sleep")
+
+    async def WakeUp(
+        self, request: scheduler_pb2.WakeUpRequest, context: Context
+    ) -> scheduler_pb2.WakeUpResponse:
+        _not_served("WakeUp")
+
+    async def LoadLora(
+        self, request: scheduler_pb2.LoadLoraRequest, context: Context
+    ) -> scheduler_pb2.LoadLoraResponse:
+        _not_served("LoadLora")
+
+    async def UnloadLora(
+        self, request: scheduler_pb2.UnloadLoraRequest, context: Context
+    ) -> scheduler_pb2.UnloadLoraResponse:
+        _not_served("UnloadLora")
+
+
+def _not_served(name: str) -> NoReturn:
+    raise UnimplementedError(f"{name} is not served by this version", reason="NOT_SERVED_YET")
