@@ -18,8 +18,8 @@ from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 
 MAX_OPEN_REQUESTS = 65_536
-# Tokens after which other tasks get their turn: about 5 ms of work.
-_TOKENS_BETWEEN_PAUSES = 8192
+# Tokens after which other tasks get their turn: a few milliseconds of work.
+_TOKENS_BETWEEN_PAUSES = 4096
 _log = get_logger(__name__)
 
 

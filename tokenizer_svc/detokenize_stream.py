@@ -87,6 +87,8 @@ class DetokenizeStream:
             self._watchdog.beat()
             if message.frame:
                 await self._answer(message)
+            elif message.opens or message.handles or message.closes:
+                raise InvalidRequestError("rows need a frame number", field="frame")
             if message.close:
                 return
 
@@ -98,6 +100,8 @@ class DetokenizeStream:
             )
         answer = await self._session.take(frame_from_proto(message))
         await self._write(answer_to_proto(message.frame, answer))
+        # What the peer sent during a long frame has not been read yet.
+        self._watchdog.beat()
         if self._session.num_open:
             self._idle.clear()
         else:

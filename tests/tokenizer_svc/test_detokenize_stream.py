@@ -110,6 +110,16 @@ async def test_a_frame_that_comes_twice_is_refused(byte_level: ModelTokenizer) -
         await stream.task
 
 
+@pytest.mark.parametrize("fields", [{"opens": [{"handle": 1}]}, {"closes": [1]}])
+async def test_rows_without_a_frame_number_are_refused(
+    byte_level: ModelTokenizer, fields: dict[str, Any]
+) -> None:
+    stream = start(byte_level)
+    stream.channel.incoming.put_nowait(tokenizer_pb2.DetokenizeRequest(**fields))
+    with pytest.raises(InvalidRequestError, match="frame number"):
+        await stream.task
+
+
 async def test_draining_waits_for_open_requests(byte_level: ModelTokenizer) -> None:
     stream = start(byte_level)
     await stream.send(frame=1, opens=[{"handle": 1}])
