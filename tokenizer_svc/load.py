@@ -5,6 +5,7 @@ Blocking; the composition root calls it in a thread. Knows nothing of servers.
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
@@ -37,6 +38,7 @@ def load_model(config: TokenizerServiceConfig) -> tuple[ModelTokenizer, ChatTemp
     except (ValueError, OSError) as error:
         raise FailedPreconditionError(str(error), reason="TOKENIZER_UNUSABLE") from error
     templates = _templates(config, model)
+    _give_back_memory()
     _log.info(
         "tokenizer loaded",
         path=str(source.path),
@@ -45,6 +47,13 @@ def load_model(config: TokenizerServiceConfig) -> tuple[ModelTokenizer, ChatTemp
         chat_template=bool(templates.templates),
     )
     return model, templates
+
+
+def _give_back_memory() -> None:
+    # Loading frees about as much as it keeps, and glibc holds on to it: a fifth of the process.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _templates(config: TokenizerServiceConfig, model: ModelTokenizer) -> ChatTemplates:
