@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+
 from pagewire.kit.errors import FailedPreconditionError, PagewireError, abort_with
 from pagewire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
-
 from tests.scheduler_svc.sim_model import kv_of, next_token_id
 
 Context = grpc.aio.ServicerContext[Any, Any]

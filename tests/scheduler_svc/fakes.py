@@ -1,0 +1,170 @@
+"""An executor and a client of the engine without gRPC, steered by tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagewire.kit.errors import PagewireError
+from pagewire.v1 import common_pb2
+from scheduler_svc.executor import (
+    Executor,
+    KvCachePlan,
+    StepFailedError,
+    WorkerFacts,
+    WorkerLostError,
+    WorkerUnavailableError,
+)
+from scheduler_svc.output import (
+    EngineCoreOutputs,
+    FinishedRequest,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepTimings,
+)
+from tests.scheduler_svc.factories import EOS, VOCAB_SIZE
+from tests.scheduler_svc.sim_model import SimModel
+
+
+def make_config(**cache: object) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(max_model_len=64),
+        cache=CacheConfig(**({"block_size": 4, "num_gpu_blocks_override": 40} | cache)),
+        scheduler=SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8),
+    )
+
+
+def make_facts(**overrides: object) -> WorkerFacts:
+    values = {
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 128,
+        "eos_token_ids": frozenset({EOS}),
+        "available_kv_cache_bytes": 6400,
+        "bytes_per_block": 64,
+        "weights_digest": "w",
+        "dtype": "float32",
+        "sampler_version": "1",
+        "model_info": common_pb2.ModelInfo(vocab_size=VOCAB_SIZE),
+    }
+    return WorkerFacts(**(values | overrides))
+
+
+class FakeExecutor(Executor):
+    """Runs steps on the simulated model; `go_on` holds them back, `lose` and `failures` hurt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts = make_facts()
+        self.unavailable: list[Exception] = []
+        self.num_initialized = 0
+        self.num_failing_steps = 0
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.in_step = asyncio.Event()
+        self.is_closed = False
+        self.steps: list[SchedulerOutput] = []
+        self._model: SimModel | None = None
+        self._lost: asyncio.Future[None] | None = None
+        self._lost_reason: str | None = None
+        self._changed = asyncio.Event()
+
+    async def wait_steps(self, number: int) -> None:
+        await self._wait(lambda: len(self.steps) >= number)
+
+    async def wait_initialized(self, number: int) -> None:
+        await self._wait(lambda: self.num_initialized >= number)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    @property
+    def lost_reason(self) -> str | None:
+        return self._lost_reason
+
+    def lose(self) -> None:
+        self._lost_reason = "killed"
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_exception(WorkerLostError("killed"))
+        self.on_lost()
+
+    async def initialize(self) -> WorkerFacts:
+        if self.unavailable:
+            raise self.unavailable.pop(0)
+        self.num_initialized += 1
+        self._changed.set()
+        return self.facts
+
+    async def allocate_kv_cache(self, plan: KvCachePlan) -> None:
+        self._model = SimModel(plan.num_blocks, plan.block_size)
+        self._lost_reason = None
+
+    async def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self.steps.append(output)
+        self._changed.set()
+        self._lost = asyncio.get_running_loop().create_future()
+        self.in_step.set()
+        held = asyncio.ensure_future(self.go_on.wait())
+        try:
+            await asyncio.wait((held, self._lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            held.cancel()
+            self.in_step.clear()
+        if self._lost.done():
+            self._lost.result()
+        if self.num_failing_steps > 0:
+            self.num_failing_steps -= 1
+            raise StepFailedError("on purpose")
+        if self._model is None:
+            raise WorkerUnavailableError("not allocated")
+        return self._model.execute(output)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeClient:
+    """An `OutputSink` that remembers what it got."""
+
+    def __init__(self) -> None:
+        self.token_ids: dict[str, list[int]] = {}
+        self.finished: dict[str, FinishedRequest] = {}
+        self.num_frames = 0
+        self.recovering: list[bool] = []
+        self.draining: list[float] = []
+        self.error: PagewireError | None = None
+        self._changed = asyncio.Event()
+
+    async def wait_finished(self, *request_ids: str) -> None:
+        async with asyncio.timeout(10):
+            while not set(request_ids) <= set(self.finished):
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def wait_tokens(self, request_id: str, number: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.token_ids.get(request_id, [])) < number:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
+        self.num_frames += 1
+        for request_id, token_ids in zip(outputs.request_ids, outputs.new_token_ids, strict=True):
+            self.token_ids.setdefault(request_id, []).extend(token_ids)
+        self.put_finished(outputs.finished)
+
+    def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
+        self.finished |= {end.request_id: end for end in finished}
+        self._changed.set()
+
+    def set_recovering(self, recovering: bool) -> None:
+        self.recovering.append(recovering)
+
+    def set_draining(self, deadline_s: float) -> None:
+        self.draining.append(deadline_s)
+
+    def end(self, error: PagewireError) -> None:
+        self.error = error

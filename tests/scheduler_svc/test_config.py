@@ -1,0 +1,31 @@
+import pytest
+
+from pagewire.kit.config import ConfigError, load_config
+from scheduler_svc.config import SchedulerServiceConfig
+
+
+def load(*argv, env=None):
+    return load_config(SchedulerServiceConfig, prog="test", argv=argv, env=env or {})
+
+
+def test_defaults_are_the_documented_ports():
+    config = load()
+    assert config.server.listen == "127.0.0.1:50052"
+    assert config.server.admin_listen == "127.0.0.1:50062"
+    assert config.server.metrics_port == 9102
+    assert config.workers == ("127.0.0.1:50053",)
+
+
+def test_engine_flags_are_flags_of_the_scheduler():
+    assert load("--max-num-seqs", "7").engine.scheduler.max_num_seqs == 7
+    assert load(env={"PAGEWIRE_BLOCK_SIZE": "32"}).engine.cache.block_size == 32
+
+
+def test_several_workers_can_be_named():
+    assert load("--workers", "a:1,unix:/tmp/w").workers == ("a:1", "unix:/tmp/w")
+
+
+@pytest.mark.parametrize("workers", ["nowhere", "a:b"])
+def test_a_bad_worker_address_is_refused(workers):
+    with pytest.raises(ConfigError, match="workers"):
+        load("--workers", workers)

@@ -1,0 +1,276 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InvalidRequestError,
+    PagewireError,
+    ServiceUnavailableError,
+)
+from scheduler_svc.engine_core import EngineCore, EngineState, engine_fingerprint
+from scheduler_svc.executor import WorkerUnavailableError
+from scheduler_svc.stop import FinishReason, Stop
+from tests.scheduler_svc.factories import EOS, make_core_request
+from tests.scheduler_svc.fakes import FakeClient, FakeExecutor, make_config, make_facts
+from tests.scheduler_svc.sim_model import expected_output
+
+PROMPT = [1, 2, 3, 4, 5, 6]
+
+
+async def no_sleep(delay_s):
+    await asyncio.sleep(0)
+
+
+class Engine:
+    def __init__(self, config=None):
+        self.executor = FakeExecutor()
+        self.core = EngineCore(config or make_config(), self.executor, sleep=no_sleep)
+        self.states = []
+        self.core.on_state = self._on_state
+        self._changed = asyncio.Event()
+        self.client = FakeClient()
+        self.client_id = self.core.attach(self.client)
+
+    def _on_state(self, state):
+        self.states.append(state)
+        self._changed.set()
+
+    async def wait_state(self, state, times=1):
+        """Wait until the engine has come into a state so many times."""
+        async with asyncio.timeout(10):
+            while self.states.count(state) < times:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def add(self, prompt=PROMPT, **overrides):
+        request = make_core_request(prompt, client_id=self.client_id, **overrides)
+        self.core.add_request(request)
+        return request.request_id
+
+
+@asynccontextmanager
+async def running(engine=None):
+    engine = engine or Engine()
+    task = asyncio.create_task(engine.core.run())
+    try:
+        await engine.wait_state(EngineState.READY)
+        yield engine
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def test_a_request_gets_the_models_output():
+    async with running() as engine:
+        request_id = engine.add(max_tokens=6)
+        await engine.client.wait_finished(request_id)
+    assert engine.client.token_ids[request_id] == expected_output(PROMPT, 6, frozenset({EOS}))
+    assert engine.client.finished[request_id].reason is FinishReason.LENGTH
+
+
+async def test_all_outputs_of_a_step_for_one_client_come_together():
+    async with running() as engine:
+        ids = [engine.add(max_tokens=4) for _ in range(3)]
+        await engine.client.wait_finished(*ids)
+    assert engine.client.num_frames <= 5
+
+
+async def test_the_worker_hears_of_the_last_end_though_nothing_runs():
+    async with running() as engine:
+        request_id = engine.add(max_tokens=1)
+        await engine.client.wait_finished(request_id)
+        await engine.executor.wait_steps(2)
+    assert engine.executor.steps[-1].finished_req_ids == [request_id]
+    assert not engine.executor.steps[-1].requests
+
+
+async def test_requests_are_refused_before_the_first_worker_is_ready():
+    engine = Engine()
+    with pytest.raises(ServiceUnavailableError):
+        engine.add()
+    with pytest.raises(ServiceUnavailableError):
+        engine.core.require_info()
+
+
+async def test_an_abort_in_a_step_wins_over_completion():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        request_id = engine.add(max_tokens=1)
+        await engine.executor.in_step.wait()
+        engine.core.finish_requests([request_id])
+        assert engine.client.finished[request_id].reason is FinishReason.ABORT
+        assert engine.core.make_stats().kv_cache_usage == 0
+        engine.executor.go_on.set()
+        other = engine.add(max_tokens=1)
+        await engine.client.wait_finished(other)
+    assert request_id not in engine.client.token_ids
+    assert engine.client.finished[request_id].reason is FinishReason.ABORT
+
+
+async def test_an_abort_can_count_as_a_stop():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        request_id = engine.add()
+        engine.core.finish_requests([request_id], Stop(FinishReason.STOP))
+    assert engine.client.finished[request_id].reason is FinishReason.STOP
+
+
+async def test_a_detached_client_leaves_nothing_behind():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        request_id = engine.add()
+        await engine.executor.in_step.wait()
+        engine.core.detach(engine.client_id, [request_id])
+        stats = engine.core.make_stats()
+        assert (stats.num_requests_running, stats.kv_cache_usage) == (0, 0)
+    assert engine.client.finished == {}
+
+
+async def test_no_token_is_lost_with_a_worker():
+    async with running() as engine:
+        ids = [engine.add([*PROMPT, number], max_tokens=20, ignore_eos=True) for number in range(5)]
+        for times, number in enumerate((2, 5, 9), start=2):
+            await engine.client.wait_tokens(ids[0], number)
+            engine.executor.lose()
+            await engine.wait_state(EngineState.READY, times)
+        await engine.client.wait_finished(*ids)
+        assert engine.core.counters.num_workers_lost == 3
+    for number, request_id in enumerate(ids):
+        expected = expected_output([*PROMPT, number], 20)
+        assert engine.client.token_ids[request_id] == expected
+
+
+async def test_a_worker_lost_while_idle_is_claimed_again():
+    async with running() as engine:
+        engine.executor.lose()
+        await engine.wait_state(EngineState.READY, times=2)
+        request_id = engine.add(max_tokens=2)
+        await engine.client.wait_finished(request_id)
+    assert engine.client.recovering[-2:] == [True, False]
+
+
+async def test_requests_are_taken_while_the_worker_is_away():
+    async with running() as engine:
+        engine.executor.unavailable = [WorkerUnavailableError("away")] * 3
+        engine.executor.lose()
+        await engine.wait_state(EngineState.RECOVERING)
+        request_id = engine.add(max_tokens=2)
+        await engine.client.wait_finished(request_id)
+
+
+async def test_claiming_goes_on_until_a_worker_is_there():
+    engine = Engine()
+    engine.executor.unavailable = [WorkerUnavailableError("not yet")] * 20
+    async with running(engine):
+        assert engine.executor.num_initialized == 1
+
+
+async def test_a_worker_with_another_model_is_not_taken():
+    async with running() as engine:
+        engine.executor.facts = make_facts(weights_digest="other")
+        engine.executor.lose()
+        await engine.wait_state(EngineState.RECOVERING)
+        await engine.executor.wait_initialized(4)
+        assert engine.core.state is EngineState.RECOVERING
+        engine.executor.facts = make_facts()
+        await engine.wait_state(EngineState.READY, times=2)
+
+
+async def test_a_refusal_by_the_first_worker_ends_the_engine():
+    engine = Engine()
+    engine.executor.unavailable = [InvalidRequestError("no such model")]
+    with pytest.raises(InvalidRequestError):
+        await engine.core.run()
+
+
+async def test_a_cache_too_small_ends_the_engine():
+    engine = Engine(make_config(num_gpu_blocks_override=2))
+    with pytest.raises(FailedPreconditionError, match="max seq len"):
+        await engine.core.run()
+
+
+async def test_a_refusal_after_the_first_worker_does_not_end_the_engine():
+    async with running() as engine:
+        engine.executor.unavailable = [InvalidRequestError("odd")]
+        engine.executor.lose()
+        await engine.wait_state(EngineState.READY, times=2)
+
+
+async def test_a_failed_step_is_computed_again():
+    async with running() as engine:
+        engine.executor.num_failing_steps = 2
+        request_id = engine.add(max_tokens=4, ignore_eos=True)
+        await engine.client.wait_finished(request_id)
+    assert engine.client.token_ids[request_id] == expected_output(PROMPT, 4)
+
+
+async def test_a_request_whose_step_always_fails_is_ended_and_others_go_on():
+    async with running() as engine:
+        engine.executor.num_failing_steps = 3
+        bad = engine.add()
+        await engine.client.wait_finished(bad)
+        good = engine.add(max_tokens=2)
+        await engine.client.wait_finished(good)
+    assert engine.client.finished[bad].reason is FinishReason.ERROR
+    assert engine.client.finished[good].reason is not FinishReason.ERROR
+
+
+async def test_the_prefix_cache_can_be_reset_between_steps():
+    async with running() as engine:
+        first = engine.add(max_tokens=1)
+        await engine.client.wait_finished(first)
+        assert await engine.core.reset_prefix_cache(reset_running_requests=False)
+        second = engine.add(max_tokens=1)
+        await engine.client.wait_finished(second)
+        assert engine.client.finished[second].num_cached_tokens == 0
+
+
+async def test_a_reset_needs_idle_blocks_unless_it_preempts():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        request_id = engine.add(max_tokens=30, ignore_eos=True)
+        await engine.executor.in_step.wait()
+        kept = asyncio.create_task(engine.core.reset_prefix_cache(reset_running_requests=False))
+        forced = asyncio.create_task(engine.core.reset_prefix_cache(reset_running_requests=True))
+        await asyncio.sleep(0)
+        engine.executor.go_on.set()
+        assert (await kept, await forced) == (False, True)
+        await engine.client.wait_finished(request_id)
+    assert engine.client.token_ids[request_id] == expected_output(PROMPT, 30)
+
+
+async def test_a_drain_lets_requests_finish_and_takes_no_more():
+    async with running() as engine:
+        request_id = engine.add(max_tokens=8)
+        drain = asyncio.create_task(engine.core.drain(timeout_s=60))
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceUnavailableError) as error:
+            engine.add()
+        assert error.value.reason == "DRAINING"
+        await drain
+    assert request_id in engine.client.finished
+    assert engine.client.draining == [60]
+    assert engine.client.error.reason == "DRAINING"
+
+
+async def test_a_drain_lets_go_of_what_does_not_finish_in_time():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        request_id = engine.add(max_tokens=8)
+        await engine.core.drain(timeout_s=0)
+        assert request_id not in engine.client.finished
+        assert isinstance(engine.client.error, PagewireError)
+        assert engine.core.make_stats().num_requests_running == 0
+
+
+async def test_the_fingerprint_covers_what_decides_tokens():
+    facts = make_facts()
+    others = [
+        make_facts(weights_digest="x"),
+        make_facts(dtype="bfloat16"),
+        make_facts(sampler_version="2"),
+    ]
+    fingerprints = {engine_fingerprint(item) for item in (facts, *others)}
+    assert len(fingerprints) == 4

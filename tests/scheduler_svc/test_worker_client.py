@@ -1,0 +1,209 @@
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
+from scheduler_svc import worker_client
+from scheduler_svc.executor import (
+    KvCachePlan,
+    StepFailedError,
+    WorkerLostError,
+    WorkerUnavailableError,
+)
+from scheduler_svc.worker_client import GrpcExecutor, resolve_workers
+from tests.fakes.fake_worker import FakeWorker
+from tests.scheduler_svc.factories import add, make_scheduler
+from tests.scheduler_svc.fakes import make_config
+from tests.scheduler_svc.sim_model import expected_output
+
+PLAN = KvCachePlan(num_blocks=101, block_size=4, max_model_len=64)
+
+
+@asynccontextmanager
+async def workers(number=1):
+    started = [FakeWorker() for _ in range(number)]
+    for worker in started:
+        await worker.start()
+    try:
+        yield started
+    finally:
+        for worker in started:
+            worker.go_on.set()
+            await worker.stop()
+
+
+@asynccontextmanager
+async def executor_of(*addresses):
+    executor = GrpcExecutor(make_config(), addresses, "scheduler", 1)
+    try:
+        yield executor
+    finally:
+        await executor.close()
+
+
+async def ready(executor):
+    await executor.initialize()
+    await executor.allocate_kv_cache(PLAN)
+
+
+async def wait_lost(executor):
+    lost = asyncio.Event()
+    executor.on_lost = lost.set
+    if executor.lost_reason is None:
+        async with asyncio.timeout(10):
+            await lost.wait()
+
+
+async def test_a_worker_tells_what_it_found():
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        facts = await executor.initialize()
+    assert (facts.vocab_size, facts.available_kv_cache_bytes, facts.bytes_per_block) == (
+        1000,
+        6400,
+        64,
+    )
+    assert facts.eos_token_ids == {999}
+
+
+async def test_steps_run_and_outputs_are_the_models():
+    scheduler = make_scheduler(eos_token_ids=frozenset())
+    requests = [add(scheduler, length, max_tokens=7) for length in (3, 9, 20)]
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        while scheduler.has_work:
+            output = scheduler.schedule(0.0)
+            scheduler.update_from_output(output, await executor.execute(output))
+    for request in requests:
+        assert request.output_token_ids == expected_output(request.core_request.prompt_token_ids, 7)
+    assert worker.was_closed
+
+
+async def test_a_crowded_pool_works_over_the_wire_too():
+    scheduler = make_scheduler(num_blocks=19, max_model_len=64, eos_token_ids=frozenset())
+    requests = [add(scheduler, length, max_tokens=20) for length in range(5, 25)]
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        while scheduler.has_work:
+            output = scheduler.schedule(0.0)
+            scheduler.update_from_output(output, await executor.execute(output))
+    assert scheduler.make_stats().num_preemptions > 0
+    for request in requests:
+        expected = expected_output(request.core_request.prompt_token_ids, 20)
+        assert request.output_token_ids == expected
+
+
+async def test_a_row_that_failed_is_reported_by_row():
+    scheduler = make_scheduler()
+    add(scheduler, 5, request_id="good")
+    add(scheduler, 5, request_id="bad")
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        worker.failing_request_ids = {"bad"}
+        await ready(executor)
+        result = await executor.execute(scheduler.schedule(0.0))
+    assert result.errors == {1: "NAN_LOGITS"}
+    assert [len(token_ids) for token_ids in result.sampled_token_ids] == [1, 0]
+
+
+async def test_a_failed_step_is_told_apart_from_a_lost_worker():
+    scheduler = make_scheduler()
+    add(scheduler, 5)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        worker.fail_next_steps = 1
+        await ready(executor)
+        with pytest.raises(StepFailedError, match="on purpose"):
+            await executor.execute(scheduler.schedule(0.0))
+        assert executor.lost_reason is None
+
+
+async def test_a_worker_that_dies_in_a_step_is_lost():
+    scheduler = make_scheduler()
+    add(scheduler, 5)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        worker.go_on.clear()
+        step = asyncio.create_task(executor.execute(scheduler.schedule(0.0)))
+        await asyncio.sleep(0.05)
+        await worker.stop()
+        with pytest.raises(WorkerLostError):
+            await step
+        with pytest.raises(WorkerLostError):
+            await executor.execute(scheduler.schedule(0.0))
+
+
+async def test_a_worker_that_dies_while_idle_is_lost():
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        assert executor.lost_reason is None
+        await worker.stop()
+        await wait_lost(executor)
+        assert executor.lost_reason is not None
+
+
+async def test_a_silent_worker_is_lost(monkeypatch):
+    monkeypatch.setattr(worker_client, "HEARTBEAT_TIMEOUT_S", 0.2)
+    scheduler = make_scheduler()
+    add(scheduler, 5)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        worker.is_silent = True
+        with pytest.raises(WorkerLostError, match="silent"):
+            await executor.execute(scheduler.schedule(0.0))
+
+
+async def test_a_worker_can_be_claimed_again_after_it_came_back():
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        await worker.stop()
+        await wait_lost(executor)
+        await worker.start()
+        await ready(executor)
+        assert executor.lost_reason is None
+        assert worker.num_initialized == 2
+
+
+async def test_a_standby_is_taken_when_the_first_worker_is_busy():
+    async with workers(2) as (first, second):
+        addresses = (first.address, second.address)
+        async with executor_of(*addresses) as one, executor_of(*addresses) as two:
+            await ready(one)
+            await ready(two)
+            assert (first.num_initialized, second.num_initialized) == (1, 1)
+
+
+async def test_a_held_worker_is_worth_another_try():
+    async with workers() as (worker,), executor_of(worker.address) as one:
+        await ready(one)
+        async with executor_of(worker.address) as two:
+            with pytest.raises(WorkerUnavailableError, match="FAILED_PRECONDITION"):
+                await two.initialize()
+
+
+async def test_an_absent_worker_is_worth_another_try(monkeypatch):
+    monkeypatch.setattr(worker_client, "CONNECT_TIMEOUT_S", 0.1)
+    async with executor_of("127.0.0.1:1") as executor:
+        with pytest.raises(WorkerUnavailableError, match="nobody answers"):
+            await executor.initialize()
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        InvalidRequestError("no such model"),
+        FailedPreconditionError("too little memory", reason="NO_MEMORY"),
+    ],
+    ids=["invalid", "memory"],
+)
+async def test_a_refused_configuration_is_passed_on(refusal):
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        worker.refusal = refusal
+        with pytest.raises(type(refusal), match=refusal.message):
+            await executor.initialize()
+
+
+async def test_a_dns_name_stands_for_its_addresses():
+    assert await resolve_workers(["unix:/w", "dns:///127.0.0.1:7", "a:1"]) == [
+        "unix:/w",
+        "127.0.0.1:7",
+        "a:1",
+    ]
