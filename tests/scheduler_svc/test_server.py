@@ -1,0 +1,80 @@
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import generate_latest
+
+from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import InvalidRequestError, from_rpc_error
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler_svc.server import SERVICE_NAME, SchedulerServer
+from tests.fakes.fake_worker import FakeWorker
+from tests.scheduler_svc.conftest import make_service_config, wait_ready
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def wait_health(stub, status):
+    async with asyncio.timeout(10):
+        async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME)):
+            if answer.status == status:
+                return
+
+
+async def test_readiness_follows_the_worker():
+    worker = FakeWorker()
+    address = await worker.start()
+    await worker.stop()
+    server = SchedulerServer(make_service_config(address))
+    await server.start()
+    async with open_channel(server.server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        alive = await health.Check(health_pb2.HealthCheckRequest(service=""))
+        assert alive.status == SERVING
+        await wait_health(health, NOT_SERVING)
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.GetEngineInfo(scheduler_pb2.GetEngineInfoRequest())
+        assert from_rpc_error(error.value).reason == "STARTING"
+        await worker.start()
+        await wait_health(health, SERVING)
+        await worker.stop()
+        await wait_health(health, NOT_SERVING)
+        await worker.start()
+        await wait_health(health, SERVING)
+    await server.stop()
+    assert worker.was_closed
+    await worker.stop()
+
+
+async def test_a_refused_configuration_ends_the_service_with_its_reason():
+    worker = FakeWorker()
+    worker.refusal = InvalidRequestError("no such model")
+    await worker.start()
+    server = SchedulerServer(make_service_config(worker.address))
+    await server.start()
+    with pytest.raises(InvalidRequestError, match="no such model"):
+        async with asyncio.timeout(10):
+            await server.wait_failed()
+    await server.stop()
+    await worker.stop()
+
+
+async def test_figures_are_exposed_for_prometheus(stack):
+    text = generate_latest(stack.server.server.registry).decode()
+    assert "pagewire_engine_ready 1.0" in text
+    assert "pagewire_kv_cache_usage_perc 0.0" in text
+    assert "pagewire_num_preemptions_total 0.0" in text
+
+
+async def test_stopping_twice_is_harmless():
+    worker = FakeWorker()
+    await worker.start()
+    server = SchedulerServer(make_service_config(worker.address))
+    await server.start()
+    await wait_ready(server)
+    await server.stop()
+    await server.stop()
+    await worker.stop()

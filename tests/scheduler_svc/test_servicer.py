@@ -1,0 +1,120 @@
+import asyncio
+
+import grpc
+import pytest
+
+from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import from_rpc_error
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.scheduler_svc.sim_model import expected_output
+
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def generate_request(prompt=PROMPT, request_id="", **params):
+    return scheduler_pb2.SchedulerServiceGenerateRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling_params=common_pb2.SamplingParams(
+            **({"max_tokens": 5, "ignore_eos": True} | params)
+        ),
+    )
+
+
+async def test_engine_info_tells_what_gateways_need(stack):
+    info = await stack.stub.GetEngineInfo(scheduler_pb2.GetEngineInfoRequest())
+    assert list(info.served_model_names) == ["fake", "also"]
+    assert (info.max_model_len, info.block_size, info.num_gpu_blocks) == (64, 4, 40)
+    assert info.model_info.vocab_size == 1000
+    assert len(info.engine_fingerprint) == 64
+    assert (info.max_num_seqs, info.max_logprobs) == (8, 20)
+
+
+async def test_generate_streams_tokens_and_ends_with_usage(stack):
+    messages = [message async for message in stack.stub.Generate(generate_request())]
+    token_ids = [token_id for message in messages for token_id in message.token_ids]
+    assert token_ids == expected_output(PROMPT, 5)
+    assert [m.finish_reason for m in messages[:-1]] == [0] * (len(messages) - 1)
+    last = messages[-1]
+    assert last.finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (9, 5)
+
+
+async def test_generate_names_the_stop_token(stack):
+    stop = expected_output(PROMPT, 1)[0]
+    messages = [m async for m in stack.stub.Generate(generate_request(stop_token_ids=[stop]))]
+    assert messages[-1].stop_token_id == stop
+    assert messages[-1].finish_reason == common_pb2.FINISH_REASON_STOP
+
+
+async def test_generate_refuses_before_any_message(stack):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        async for _ in stack.stub.Generate(generate_request(prompt=[])):
+            pass
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc_error(error.value).reason == "EMPTY_PROMPT"
+
+
+async def test_a_cancelled_generate_leaves_no_request(stack):
+    stack.worker.go_on.clear()
+    call = stack.stub.Generate(generate_request(max_tokens=40))
+    reading = asyncio.create_task(call.read())
+    async for load in stack.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=50)):
+        if load.num_requests_running + load.num_requests_waiting:
+            break
+    call.cancel()
+    await asyncio.wait((reading,))
+    await stack.wait_idle()
+    assert stack.core.make_stats().kv_cache_usage == 0
+
+
+async def test_a_failed_request_is_an_internal_error_of_its_call(stack):
+    stack.worker.failing_request_ids = {"bad"}
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        async for _ in stack.stub.Generate(generate_request(request_id="bad")):
+            pass
+    assert error.value.code() is grpc.StatusCode.INTERNAL
+
+
+async def test_load_is_told_at_once_and_at_a_change(stack):
+    loads = stack.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=50))
+    first = await loads.read()
+    assert first.ready
+    assert (first.num_requests_running, first.generation_tokens) == (0, 0)
+    async for _ in stack.stub.Generate(generate_request()):
+        pass
+    async with asyncio.timeout(10):
+        while (await loads.read()).generation_tokens < 5:
+            pass
+    loads.cancel()
+
+
+async def test_kv_events_are_not_served_yet(stack):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stack.stub.SubscribeKvEvents(scheduler_pb2.SubscribeKvEventsRequest()).read()
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.fixture
+async def admin(stack):
+    async with open_channel(stack.server.server.admin_address) as channel:
+        yield scheduler_pb2_grpc.EngineAdminServiceStub(channel)
+
+
+async def test_the_prefix_cache_is_reset_on_demand(stack, admin):
+    for _ in range(2):
+        async for message in stack.stub.Generate(generate_request()):
+            last = message
+    assert last.usage.cached_tokens == 8
+    assert (await admin.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest())).reset
+    async for message in stack.stub.Generate(generate_request()):
+        last = message
+    assert last.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["Pause", "Resume", "Sleep", "WakeUp", "LoadLora", "UnloadLora"])
+async def test_what_is_not_served_yet_says_so(admin, name):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await getattr(admin, name)(getattr(scheduler_pb2, f"{name}Request")())
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert name in error.value.details()

@@ -1,0 +1,99 @@
+import pytest
+
+from pagewire.v1 import common_pb2, worker_pb2
+from scheduler_svc.worker_messages import StepEncoder, decode_output
+from tests.scheduler_svc.factories import add, make_scheduler, step
+
+
+def test_a_new_request_travels_in_full_under_a_fresh_handle():
+    scheduler, encoder = make_scheduler(), StepEncoder()
+    add(scheduler, [1, 2, 3, 4, 5], request_id="a", lora_digest="d")
+    message = encoder.encode(step(scheduler)[0])
+    (new,) = message.new_requests
+    assert (new.handle, new.request_id, new.lora_digest) == (1, "a", "d")
+    assert (list(new.prompt_token_ids), list(new.block_ids)) == ([1, 2, 3, 4, 5], [1, 2])
+    assert (list(message.handles), list(message.num_scheduled_tokens)) == ([1], [5])
+    assert (list(message.new_block_counts), list(message.new_block_ids)) == ([0], [])
+
+
+def test_a_known_request_is_a_handle_and_its_new_blocks():
+    scheduler, encoder = make_scheduler(), StepEncoder()
+    add(scheduler, 4)
+    encoder.encode(step(scheduler)[0])
+    message = encoder.encode(step(scheduler)[0])
+    assert not message.new_requests
+    assert (list(message.handles), list(message.num_scheduled_tokens)) == ([1], [1])
+    assert (list(message.new_block_counts), list(message.new_block_ids)) == ([1], [2])
+
+
+def test_an_id_that_ended_can_come_again_in_the_same_step():
+    scheduler, encoder = make_scheduler(), StepEncoder()
+    add(scheduler, 4, request_id="a")
+    encoder.encode(step(scheduler)[0])
+    scheduler.finish_requests(["a"])
+    add(scheduler, 4, request_id="a")
+    message = encoder.encode(step(scheduler)[0])
+    assert list(message.finished_handles) == [1]
+    assert [new.handle for new in message.new_requests] == [2]
+    assert list(message.handles) == [2]
+
+
+def test_a_preempted_request_comes_back_under_a_new_handle():
+    scheduler, encoder = make_scheduler(), StepEncoder()
+    add(scheduler, 4)
+    encoder.encode(step(scheduler)[0])
+    scheduler.preempt_all()
+    message = encoder.encode(step(scheduler)[0])
+    assert list(message.preempted_handles) == [1]
+    assert [new.handle for new in message.new_requests] == [2]
+    assert list(message.new_requests[0].output_token_ids) == [1]
+
+
+def encoded(handles):
+    return worker_pb2.SchedulerOutput(step=3, handles=handles)
+
+
+def test_an_answer_is_split_into_rows():
+    message = worker_pb2.ModelRunnerOutput(
+        step=3,
+        sampled_counts=[1, 0, 2],
+        sampled_token_ids=[7, 8, 9],
+        failed_handles=[6],
+        failed_reasons=["NAN_LOGITS"],
+        timings=worker_pb2.WorkerTimings(forward_ns=5, sample_ns=6, idle_ns=7),
+    )
+    result = decode_output(message, encoded([5, 6, 7]))
+    assert [list(token_ids) for token_ids in result.sampled_token_ids] == [[7], [], [8, 9]]
+    assert result.errors == {1: "NAN_LOGITS"}
+    assert (result.forward_ns, result.sample_ns, result.idle_ns) == (5, 6, 7)
+
+
+def test_logprobs_are_split_by_row():
+    message = worker_pb2.ModelRunnerOutput(
+        step=3,
+        sampled_counts=[1, 1, 1],
+        sampled_token_ids=[7, 8, 9],
+        logprob_handles=[5, 7],
+        logprobs=common_pb2.LogprobColumns(
+            logprobs=[-1.0, -2.0],
+            ranks=[1, 4],
+            top_counts=[2, 1],
+            top_token_ids=[7, 1, 3],
+            top_logprobs=[-1.0, -3.0, -0.5],
+        ),
+    )
+    logprobs = decode_output(message, encoded([5, 6, 7])).logprobs
+    assert sorted(logprobs) == [0, 2]
+    assert list(logprobs[0].top_token_ids) == [7, 1]
+    assert (list(logprobs[2].ranks), list(logprobs[2].top_token_ids)) == ([4], [3])
+
+
+@pytest.mark.parametrize(
+    ("counts", "token_ids"), [([1], [1]), ([1, 1], [1]), ([1, 1, 1], [1, 2, 3])]
+)
+def test_an_answer_that_does_not_fit_its_step_is_an_error(counts, token_ids):
+    message = worker_pb2.ModelRunnerOutput(
+        step=3, sampled_counts=counts, sampled_token_ids=token_ids
+    )
+    with pytest.raises(ValueError, match=r"rows|disagree"):
+        decode_output(message, encoded([1, 2]))
