@@ -1,8 +1,9 @@
 """The persistent state of requests on a worker, and the arrays of a step made from it.
 
-Owns, for each request the scheduler has told us of: token ids, computed count, block table, sampling
-parameters. The scheduler sends what changed; this keeps the rest. Knows nothing of models: it makes
-numpy arrays, which the model runner hands on as tensors. Used from the device thread alone.
+Owns, for each request the scheduler has told us of: token ids, computed count, block table,
+sampling parameters. The scheduler sends what changed; this keeps the rest. Knows nothing of models:
+it makes numpy arrays, which the model runner hands on as tensors. Used from the device thread
+alone.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The arrays of a step. Rows of a single token first, in falling order of length."""
+    """The arrays of a step. Rows of a single token first, in falling order of length.
+
+    Padding tokens, if any, come last: token 0 at position 0, with slot -1.
+    """
 
     rows: Sequence[BatchRow]
     token_ids: Ints
@@ -160,8 +164,13 @@ class InputBatch:
             for handle, num_tokens in zip(step.handles, step.num_scheduled_tokens, strict=True)
         ]
 
-    def make_inputs(self, rows: Sequence[BatchRow]) -> StepInputs:
-        """Arrays of the step that computes `rows`, of which there is at least one."""
+    def make_inputs(self, rows: Sequence[BatchRow], min_tokens: int = 1) -> StepInputs:
+        """Arrays of the step that computes `rows`, of which there is at least one.
+
+        Args:
+            rows: What to compute, in any order.
+            min_tokens: A step of fewer tokens is padded to this many.
+        """
         ordered = sorted(rows, key=_batch_order)
         counts = np.array([row.num_tokens for row in ordered])
         query_start_loc = np.concatenate(([0], np.cumsum(counts)))
@@ -173,13 +182,17 @@ class InputBatch:
         block_tables = self._block_tables(ordered)
         row_of_token = np.repeat(np.arange(len(ordered)), counts)
         blocks = block_tables[row_of_token, positions // self._block_size]
+        token_ids = [row.state.token_ids[row.start : row.end] for row in ordered]
+        padding = (0, max(0, min_tokens - len(positions)))
         return StepInputs(
             rows=ordered,
-            token_ids=np.concatenate(
-                [row.state.token_ids[row.start : row.end] for row in ordered], dtype=np.int64
+            token_ids=np.pad(np.concatenate(token_ids, dtype=np.int64), padding),
+            positions=np.pad(positions, padding),
+            slot_mapping=np.pad(
+                blocks * self._block_size + positions % self._block_size,
+                padding,
+                constant_values=PADDING_SLOT,
             ),
-            positions=positions,
-            slot_mapping=blocks * self._block_size + positions % self._block_size,
             block_tables=block_tables,
             query_start_loc=query_start_loc.tolist(),
             num_single_rows=int((counts == 1).sum()),

@@ -15,7 +15,7 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.model_source import resolve_model
 from worker_svc.attention.base import AttentionBackend, AttentionMetadata
-from worker_svc.attention.torch_backend import TorchAttentionBackend
+from worker_svc.attention.torch_backend import MIN_GEMM_ROWS, TorchAttentionBackend
 from worker_svc.cpu_memory import available_kv_bytes
 from worker_svc.dtypes import select_dtype
 from worker_svc.input_batch import BatchRow, InputBatch, StepInputs
@@ -80,7 +80,7 @@ class ModelRunner:
         live = [row for row in rows if row.state.failure is None]
         if not live:
             return _output(scheduler_output.step, rows, {}, _Clock(begin_ns))
-        inputs = self._batch.make_inputs(live)
+        inputs = self._batch.make_inputs(live, min_tokens=loaded.min_rows)
         clock = _Clock(begin_ns)
         hidden = loaded.forward(inputs)
         self._batch.advance(live)
@@ -104,6 +104,8 @@ class _LoadedModel:
         self.dtype = dtype
         self.backend: AttentionBackend = TorchAttentionBackend(model.attention_spec, dtype)
         self.sampler = Sampler(info.eos_token_ids)
+        # In float32 the same numbers are promised whatever the batch.
+        self.min_rows = MIN_GEMM_ROWS if dtype == torch.float32 else 1
 
     @classmethod
     def from_source(
@@ -141,7 +143,9 @@ class _LoadedModel:
         places = [place for place, row in enumerate(inputs.rows) if row.samples]
         last_tokens = [inputs.query_start_loc[place + 1] - 1 for place in places]
         rows = [inputs.rows[place] for place in places]
-        return rows, self.model.compute_logits(hidden[last_tokens])
+        # Fewer rows than the GEMM needs are filled up with any, and cut off again.
+        padding = [0] * max(0, self.min_rows - len(rows)) if rows else []
+        return rows, self.model.compute_logits(hidden[last_tokens + padding])[: len(rows)]
 
 
 class _Clock:

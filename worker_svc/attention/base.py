@@ -40,6 +40,8 @@ class AttentionSpec:
 class AttentionMetadata:
     """Where the tokens of a step lie. Row i is one request; its tokens are contiguous.
 
+    Tokens after the last row's are padding: nothing is written for them and their output is zero.
+
     Rows with a single token come first, `num_single_rows` of them, in falling order of `seq_lens`:
     a backend treats them together.
     """

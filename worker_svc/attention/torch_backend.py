@@ -2,7 +2,8 @@
 
 Keys are reduced in a fixed order for each query: tiles of `TILE_TOKENS` positions from the start of
 the sequence, joined by an online softmax in float32. A trailing tile, or the padding of one, adds
-exact zeros, so neither batch mates nor chunk borders change which sums a query takes. Single
+exact zeros, so neither batch mates nor chunk borders change which sums a query takes; no GEMM has
+fewer than `MIN_GEMM_ROWS` rows. Single
 queries (decode) run together over gathered tiles; a row of several (prefill) runs alone.
 Positions that a row doesn't own are read from the null block, never from another request's slots:
 a NaN that a failed request left in the cache reaches nobody.
@@ -14,13 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from worker_svc.attention.base import AttentionMetadata, AttentionSpec
 
-TILE_TOKENS = 256
-"""Keys of one tile."""
+TILE_TOKENS = 128
+"""Keys of one tile: few enough for a GEMM over them not to be split in parts."""
 TILE_PADDING = 64
 """Tiles are cut to a multiple of this: within it, vectorized sums keep their lanes."""
+MIN_GEMM_ROWS = 4
+"""Below this many rows BLAS takes other kernels, which add in another order."""
 _LOWEST = -1e30
 """Starts the running maximum: finite, so that a tile which is masked as a whole gives exp(-inf)."""
 
@@ -93,7 +97,7 @@ class TorchStepAttention:
     ) -> torch.Tensor:
         self._write(self._keys[layer], key)
         self._write(self._values[layer], value)
-        output = torch.empty_like(query)
+        output = torch.zeros_like(query)  # Padding tokens belong to no row and stay zero.
         groups = self._row_groups(len(self._seq_lens))
         for rows, tiles in zip(groups, self._tiles, strict=True):
             tokens = slice(self._starts[rows.start], self._starts[rows.stop])
@@ -140,7 +144,7 @@ class TorchStepAttention:
     def _attend_single(self, layer: int, query: torch.Tensor, tiles: list[KVTile]) -> torch.Tensor:
         """Rows of one query each: [num_rows, num_heads, head_dim] in and out."""
         spec = self._spec
-        queries = query.view(-1, spec.group_size, spec.head_dim).float()
+        queries = _pad_rows(query.view(-1, spec.group_size, spec.head_dim).float())
         state = _OnlineSoftmax(queries)
         window = spec.sliding_windows[layer]
         positions = torch.tensor(self._seq_lens[: self._num_single])[:, None, None] - 1
@@ -156,7 +160,8 @@ class TorchStepAttention:
             values = self._gather(self._values[layer], tile)
             scores = torch.bmm(queries[part], keys.transpose(1, 2)) * spec.scale
             state.add((part, slice(None)), scores.masked_fill_(hidden, -torch.inf), values)
-        return state.result().view(-1, spec.num_heads, spec.head_dim).to(query.dtype)
+        output = state.result()[:, : spec.group_size]
+        return output.reshape(-1, spec.num_heads, spec.head_dim).to(query.dtype)
 
     def _attend_row(
         self, layer: int, query: torch.Tensor, tiles: list[KVTile], first_position: int
@@ -165,21 +170,18 @@ class TorchStepAttention:
         spec, group = self._spec, self._spec.group_size
         num_tokens = query.shape[0]
         # [num_kv_heads, num_tokens * group, head_dim]: queries of a KV head are rows of one GEMM.
-        queries = (
-            query.view(num_tokens, spec.num_kv_heads, group, spec.head_dim)
-            .transpose(0, 1)
-            .flatten(1, 2)
-            .float()
-        )
+        queries = query.view(num_tokens, spec.num_kv_heads, group, spec.head_dim).transpose(0, 1)
+        queries = _pad_rows(queries.flatten(1, 2).float())
+        num_rows = queries.shape[1]
         state = _OnlineSoftmax(queries)
         window = spec.sliding_windows[layer]
-        positions = torch.arange(first_position, first_position + num_tokens)
-        positions = positions.repeat_interleave(group)[:, None]  # [num_tokens * group, 1]
+        positions = first_position + torch.arange(num_rows)[:, None] // group  # [num_rows, 1]
         for tile in tiles:
             last = tile.start + tile.width - 1
             if window is not None and last <= first_position - window:
                 continue
-            first = max(0, tile.start - first_position) * group
+            # Queries before the tile see nothing of it and are left out.
+            first = min(max(0, tile.start - first_position) * group, num_rows - MIN_GEMM_ROWS)
             part = (slice(None), slice(first, None))
             values = self._gather(self._values[layer], tile)
             keys = self._gather(self._keys[layer], tile)
@@ -191,7 +193,7 @@ class TorchStepAttention:
                     hidden = hidden | (key_positions <= positions[first:] - window)
                 scores.masked_fill_(hidden, -torch.inf)
             state.add(part, scores, values)
-        output = state.result().view(spec.num_kv_heads, num_tokens, group, spec.head_dim)
+        output = state.result()[:, : num_tokens * group].unflatten(1, (num_tokens, group))
         return output.transpose(0, 1).reshape(num_tokens, -1, spec.head_dim).to(query.dtype)
 
 
@@ -223,6 +225,12 @@ def _written_slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         return slot_mapping, None
     written = (slot_mapping >= 0).nonzero().flatten()
     return slot_mapping[written], written
+
+
+def _pad_rows(queries: torch.Tensor) -> torch.Tensor:
+    """[batch, rows, head_dim] with zero rows up to `MIN_GEMM_ROWS`."""
+    missing = MIN_GEMM_ROWS - queries.shape[1]
+    return functional.pad(queries, (0, 0, 0, missing)) if missing > 0 else queries
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -46,7 +46,8 @@ def survivor_weights(logits: torch.Tensor, threshold: float) -> torch.Tensor:
 
 def _top_p_threshold(logits: torch.Tensor, threshold: float, maximum: float, top_p: float) -> float:
     """The logit at which the sum of the likeliest survivors reaches `top_p` of them all."""
-    wanted = top_p * float(survivor_weights(logits, threshold).double().sum())
+    # cumsum rather than sum: one order of additions, whatever the number of threads.
+    wanted = top_p * float(survivor_weights(logits, threshold).double().cumsum(0)[-1])
     num_candidates = min(FIRST_CANDIDATES, logits.shape[0])
     while True:
         candidates = logits.topk(num_candidates).values  # falling

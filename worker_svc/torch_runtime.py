@@ -1,0 +1,38 @@
+"""The environment that torch must find when it is first imported, and the way to a model runner.
+
+Owns the settings of MKL and OpenMP. Imports no torch at its top: the worker imports this freely,
+and calls `make_model_runner` on its device thread.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pagewire.engine_config import EngineConfig
+    from worker_svc.step import Runner
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def prepare_environment() -> None:
+    """Sets what is unset in `os.environ`; has no effect once torch is imported. Idempotent."""
+    # One kernel for any number of rows, so that float32 gives the same bits whatever the batch.
+    os.environ.setdefault("MKL_CBWR", f"{_widest_instructions()},STRICT")
+    # Spinning threads would starve the other services on the machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def make_model_runner(config: EngineConfig) -> Runner:
+    """A runner for `config`, not loaded yet. Imports torch: seconds, the first time."""
+    prepare_environment()
+    from worker_svc.model_runner import ModelRunner
+
+    return ModelRunner(config)
+
+
+def _widest_instructions() -> str:
+    flags = _CPUINFO.read_text(encoding="utf-8") if _CPUINFO.is_file() else ""
+    return "AVX512" if " avx512f" in flags and " avx512bw" in flags else "AVX2"
