@@ -1,0 +1,111 @@
+"""Settings of the gateway: where it listens, whom it talks to, and what it accepts.
+
+Engine settings are not here: the gateway asks each scheduler (`GetEngineInfo`) for what it needs.
+Built by `__main__` from flags, environment and file; read by the composition root, `server`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagewire.kit.channels import check_target
+from pagewire.kit.server import ServerConfig
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds of what clients may send."""
+
+    max_prompt_bytes: int = 4 * _MIB
+    """Longest prompt in UTF-8 bytes; longer ones are refused before they are tokenized."""
+    max_body_bytes: int = 8 * _MIB
+    """Longest HTTP body; longer ones get 413."""
+    max_outputs_per_request: int = 256
+    """Most outputs of one request: prompts times n."""
+    max_live_outputs: int = 8192
+    """Most outputs generated at a time over all clients; more are refused with 429."""
+    max_buffered_output_bytes: int = 4 * _MIB
+    """Output that waits for one slow client; a request that exceeds it is ended."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(name, getattr(self, name), "must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the gateway waits."""
+
+    request_timeout_s: float = field(default=3600.0, metadata={"flag": "--request-timeout"})
+    """Seconds until a request is ended, unless its client set a shorter deadline."""
+    recovery_timeout_s: float = field(default=120.0, metadata={"flag": "--recovery-timeout"})
+    """Seconds that live requests wait for a lost scheduler or tokenizer to come back."""
+    tokenizer_timeout_s: float = field(default=30.0, metadata={"flag": "--tokenizer-timeout"})
+    """Seconds for one call to the tokenizer."""
+    connect_timeout_s: float = field(default=5.0, metadata={"flag": "--connect-timeout"})
+    """Seconds for the first answer of a scheduler or tokenizer when connecting."""
+    body_timeout_s: float = field(default=60.0, metadata={"flag": "--body-timeout"})
+    """Seconds for a client to send its whole HTTP body."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(name, getattr(self, name), "must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """The gateway: OpenAI-compatible HTTP and the public gRPC API."""
+
+    host: str = "127.0.0.1"
+    """Address that the HTTP, gRPC and metrics ports are bound to."""
+    http_port: int = field(default=8000, metadata={"aliases": ("--port",)})
+    """Port of the HTTP API; 0: any free one."""
+    grpc_port: int = 50050
+    """Port of the public gRPC API; 0: any free one."""
+    admin_listen: str | None = "127.0.0.1:50060"
+    """Address of the administration server: host:port or unix:/path."""
+    metrics_port: int = 9100
+    """Port of Prometheus metrics over HTTP; 0: off. They are also at /metrics of the HTTP API."""
+    schedulers: tuple[str, ...] = ("127.0.0.1:50052",)
+    """Schedulers: host:port, dns:///name:port or unix:/path."""
+    tokenizers: tuple[str, ...] = ("127.0.0.1:50051",)
+    """Tokenizers: host:port, dns:///name:port or unix:/path; one is used at a time."""
+    api_key: tuple[str, ...] = ()
+    """Keys of which clients must send one as a bearer token; none: no authentication."""
+    gateway_id: str | None = None
+    """Name of this gateway, unique among those of a scheduler; none: a random one."""
+    drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
+    """Seconds that requests in flight get to finish after SIGTERM."""
+    log_level: str = "info"
+    """Log level: debug, info, warning or error."""
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        for name in ("http_port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ValueError(name, getattr(self, name), "must be between 0 and 65535")
+        for name in ("schedulers", "tokenizers"):
+            if not getattr(self, name):
+                raise ValueError(name, "", "needs at least one address")
+            for target in getattr(self, name):
+                check_target(target, name)
+        if any(not key or not key.isascii() for key in self.api_key):
+            raise ValueError("api_key", "...", "keys must be ASCII and not empty")
+        self.server_config()  # its checks are ours
+
+    def server_config(self) -> ServerConfig:
+        """Return the part that the gRPC servers of the kit need."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return ServerConfig(
+            listen=f"{host}:{self.grpc_port}",
+            admin_listen=self.admin_listen,
+            metrics_port=self.metrics_port,
+            metrics_host=self.host,
+            drain_timeout_s=self.drain_timeout_s,
+            log_level=self.log_level,
+        )

@@ -1,0 +1,171 @@
+"""One Detokenize stream: what the `Detokenizer` has to send, in frames, until the stream is lost.
+
+All rows of all requests that wait go into one frame; while several frames are unanswered, further
+rows gather. One request frame gets one answer, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from gateway.detokenizer import Detokenizer, OpenRequest
+from gateway.streams import StreamLostError, expire, run_until_one_ends
+from pagewire.kit.heartbeat import Watchdog, send_heartbeats
+from pagewire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+
+_MAX_FRAME_TOKENS = 500_000
+_MAX_FRAMES_IN_FLIGHT = 8
+
+# As many prompt tokens as the first output token may need to be spelled right (vLLM's 5 + 2).
+_NUM_CONTEXT_TOKENS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class _SentFrame:
+    """What must be known of a frame until it is answered."""
+
+    number: int
+    ended_handles: frozenset[int]
+
+
+class DetokenizerStream:
+    """Owned by the tokenizer's client; used from its event loop only."""
+
+    def __init__(
+        self, stub: tokenizer_pb2_grpc.TokenizerServiceAsyncStub, detokenizer: Detokenizer
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._call: Any = stub.Detokenize()
+        self._frames = itertools.count(1)
+        self._beats = itertools.count(1)
+        self._unanswered: deque[_SentFrame] = deque()
+        self._window = asyncio.Semaphore(_MAX_FRAMES_IN_FLIGHT)
+        self._write_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Carry frames both ways until the stream is lost; always raises.
+
+        Raises:
+            StreamLostError: The tokenizer ended it or is silent.
+            grpc.aio.AioRpcError: The call failed.
+        """
+        watchdog = Watchdog()
+        try:
+            await run_until_one_ends(
+                self._read_frames(watchdog),
+                self._write_frames(),
+                send_heartbeats(self._beat),
+                expire(watchdog),
+            )
+        finally:
+            self._call.cancel()
+
+    async def _write_frames(self) -> None:
+        while True:
+            await self._detokenizer.has_work.wait()
+            await self._window.acquire()
+            entries, closes = self._detokenizer.take_work(_MAX_FRAME_TOKENS)
+            frame = tokenizer_pb2.DetokenizeRequest(frame=next(self._frames), closes=closes)
+            for entry in entries:
+                _fill(frame, entry)
+            ended = frozenset(entry.handle for entry in entries if entry.end_sent)
+            self._unanswered.append(_SentFrame(frame.frame, ended))
+            await self._write(frame)
+
+    async def _beat(self) -> None:
+        heartbeat = common_pb2.Heartbeat(sequence=next(self._beats))
+        await self._write(tokenizer_pb2.DetokenizeRequest(heartbeat=heartbeat))
+
+    async def _write(self, frame: tokenizer_pb2.DetokenizeRequest) -> None:
+        async with self._write_lock:
+            try:
+                await self._call.write(frame)
+            except asyncio.InvalidStateError:
+                raise StreamLostError("the call has ended") from None
+
+    async def _read_frames(self, watchdog: Watchdog) -> None:
+        while True:
+            frame = await self._call.read()
+            if frame is grpc.aio.EOF:
+                raise StreamLostError("the tokenizer ended the stream")
+            watchdog.beat()
+            if frame.frame:
+                self._take_answer(frame)
+
+    def _take_answer(self, frame: tokenizer_pb2.DetokenizeResponse) -> None:
+        if not self._unanswered or self._unanswered[0].number != frame.frame:
+            raise StreamLostError("the answers are out of order")
+        sent = self._unanswered.popleft()
+        self._window.release()
+        stops = _stops(frame)
+        for handle, (text, token_offset) in _texts(frame).items():
+            if handle in stops:
+                stop_index, stop_offset = stops.pop(handle)
+                self._detokenizer.on_stop(handle, text, stop_offset, stop_index)
+            else:
+                is_end = handle in sent.ended_handles
+                self._detokenizer.on_text(handle, text, token_offset, is_end)
+        for handle, (stop_index, stop_offset) in stops.items():
+            self._detokenizer.on_stop(handle, "", stop_offset, stop_index)
+        for error in frame.errors:
+            self._detokenizer.on_error(error.handle, error.message)
+
+
+def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> None:
+    """Add an open if it is due, and a row if there is anything beyond what the open replays."""
+    request, finish = entry.request, entry.request.engine_finish
+    params = request.request.sampling_params
+    if not entry.is_opened:
+        entry.is_opened = True
+        frame.opens.add(
+            handle=entry.handle,
+            context_token_ids=request.request.prompt_token_ids[-_NUM_CONTEXT_TOKENS:],
+            output_token_ids=request.output_token_ids[: entry.num_replayed_tokens],
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+    new_token_ids = request.output_token_ids[entry.num_sent_tokens :]
+    if not new_token_ids and finish is None:
+        return
+    entry.num_sent_tokens += len(new_token_ids)
+    entry.end_sent = finish is not None
+    frame.handles.append(entry.handle)
+    frame.token_counts.append(len(new_token_ids))
+    frame.token_ids.extend(new_token_ids)
+    frame.ends.append(entry.end_sent)
+    frame.last_is_stop_token.append(
+        finish is not None
+        and finish.stop_token_id is not None
+        and bool(new_token_ids)
+        and not params.include_stop_str_in_output
+    )
+
+
+def _stops(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[int, int]]:
+    """Return (index of the stop string, token offset) by handle."""
+    _check_columns(frame.stop_handles, frame.stop_indexes, frame.stop_token_offsets)
+    offsets = zip(frame.stop_indexes, frame.stop_token_offsets, strict=True)
+    return dict(zip(frame.stop_handles, offsets, strict=True))
+
+
+def _texts(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[str, int]]:
+    """Return (text, token offset) by handle; a request has two rows when its open replayed."""
+    _check_columns(frame.handles, frame.texts, frame.token_offsets)
+    texts: dict[int, tuple[str, int]] = {}
+    for handle, text, offset in zip(frame.handles, frame.texts, frame.token_offsets, strict=True):
+        texts[handle] = (texts[handle][0] + text if handle in texts else text, offset)
+    return texts
+
+
+def _check_columns(*columns: Sequence[object]) -> None:
+    if len({len(column) for column in columns}) != 1:
+        raise StreamLostError("the columns of a frame differ in length")

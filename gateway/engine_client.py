@@ -1,0 +1,186 @@
+"""One scheduler: connecting, the live requests it has, and what happens when it is lost.
+
+`run` keeps a stream open for the life of the process. When it is lost, live requests go to another
+engine with the same fingerprint (the pool's `rehome` says where), else they wait here and are
+added again on reconnect, with their output so far; after `recovery_timeout_s` they end UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import grpc
+
+from gateway.engine_stream import EngineStream, GatewayIdentity
+from gateway.generation import AbortReason
+from gateway.live_request import LiveRequest, TokenSink
+from gateway.streams import Backoff, StreamLostError
+from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import PagewireError, ServiceUnavailableError
+from pagewire.kit.logs import get_logger
+from pagewire.sampling_params import SamplingParams
+from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import sampling_params_from_proto
+
+log = get_logger("gateway.engine_client")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine serves, as it said when we connected."""
+
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    default_sampling_params: SamplingParams
+    engine_fingerprint: str
+    tokenizer_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What all engine clients of a gateway share."""
+
+    identity: GatewayIdentity
+    connect_timeout_s: float
+    recovery_timeout_s: float
+
+
+class EngineClient:
+    """Implements `RequestOwner`. Used from one event loop; `run` is its only task.
+
+    A live request is owned by one client: it is on its stream, or among its orphans while there is
+    no stream.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        settings: EngineSettings,
+        sink: TokenSink,
+        on_change: Callable[[], None],
+        rehome: Callable[[EngineClient, LiveRequest], bool],
+    ) -> None:
+        self.target = target
+        self.info: EngineInfo | None = None
+        self._settings = settings
+        self._sink = sink
+        self._on_change = on_change
+        self._rehome = rehome
+        self._stream: EngineStream | None = None
+        self._orphans: list[LiveRequest] = []
+        self._generation = 0
+        self._give_up: asyncio.TimerHandle | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new requests."""
+        return self._stream is not None and not self._stream.is_draining
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that the engine has from us."""
+        return len(self._orphans) if self._stream is None else self._stream.num_requests
+
+    def add(self, request: LiveRequest) -> None:
+        """Own the request and send it; its `admission` tells how that went."""
+        request.owner = self
+        if self._stream is None:
+            self._orphans.append(request)
+        else:
+            self._stream.add(request)
+
+    def abort(self, request: LiveRequest, reason: AbortReason) -> None:
+        if self._stream is not None:
+            self._stream.abort(request, reason)
+        elif request in self._orphans:
+            self._orphans.remove(request)
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        backoff = Backoff()
+        async with open_channel(self.target) as channel:
+            stub = cast(
+                scheduler_pb2_grpc.SchedulerServiceAsyncStub,
+                scheduler_pb2_grpc.SchedulerServiceStub(channel),
+            )
+            while True:
+                try:
+                    await self._serve_once(stub, backoff)
+                except grpc.aio.AioRpcError as exc:
+                    self._on_lost(f"{exc.code().name}: {exc.details()}")
+                except (StreamLostError, PagewireError) as exc:
+                    self._on_lost(str(exc))
+                await backoff.wait()
+
+    async def _serve_once(
+        self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, backoff: Backoff
+    ) -> None:
+        stream = EngineStream(stub, self._sink)
+        timeout_s = self._settings.connect_timeout_s
+        try:
+            answer = await stub.GetEngineInfo(
+                scheduler_pb2.GetEngineInfoRequest(), timeout=timeout_s
+            )
+            self._generation += 1
+            accepted = await stream.open(self._settings.identity, self._generation, timeout_s)
+            if accepted.engine_fingerprint != answer.engine_fingerprint:
+                raise StreamLostError("the engine changed while we connected")
+            backoff.reset()
+            self._on_connected(stream, _engine_info(answer))
+            await stream.run()
+        finally:
+            self._stream = None
+            self._orphans += stream.take_requests()
+            cancelled = (task := asyncio.current_task()) is not None and task.cancelling() > 0
+            await stream.close(clean=cancelled)
+
+    def _on_connected(self, stream: EngineStream, info: EngineInfo) -> None:
+        log.info("engine_connected", target=self.target, models=list(info.served_model_names))
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+        if self.info is not None and self.info.engine_fingerprint != info.engine_fingerprint:
+            self._fail_all("the engine came back with another model", "ENGINE_CHANGED")
+        self.info, self._stream = info, stream
+        orphans, self._orphans = self._orphans, []
+        for request in orphans:
+            stream.add(request)
+        self._on_change()
+
+    def _on_lost(self, reason: str) -> None:
+        if self._give_up is None:
+            num_requests = len(self._orphans)
+            log.warning("engine_lost", target=self.target, reason=reason, num_requests=num_requests)
+            timeout_s = self._settings.recovery_timeout_s
+            self._give_up = asyncio.get_running_loop().call_later(timeout_s, self._on_give_up)
+        else:
+            log.debug("engine_still_lost", target=self.target, reason=reason)
+        self._orphans = [each for each in self._orphans if not self._rehome(self, each)]
+        self._on_change()
+
+    def _on_give_up(self) -> None:
+        self._fail_all("the engine was lost and did not come back in time", "ENGINE_LOST")
+
+    def _fail_all(self, message: str, reason: str) -> None:
+        orphans, self._orphans = self._orphans, []
+        for request in orphans:
+            self._sink.forget(request)
+            request.fail(ServiceUnavailableError(message, reason=reason))
+
+
+def _engine_info(answer: scheduler_pb2.GetEngineInfoResponse) -> EngineInfo:
+    model = answer.model_info
+    return EngineInfo(
+        served_model_names=tuple(answer.served_model_names),
+        max_model_len=answer.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        default_sampling_params=sampling_params_from_proto(model.default_sampling_params),
+        engine_fingerprint=answer.engine_fingerprint,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+    )

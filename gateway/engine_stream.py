@@ -1,0 +1,343 @@
+"""One EngineStream: all requests of this gateway on one scheduler, until the stream is lost.
+
+Adds and aborts collect in an outbox and go up in one frame at a time; frames that come down are
+columns, and all their rows go to the token sink in one call. Handles are valid within the stream.
+Reconnecting, recovery and choosing among schedulers belong to its owner, `engine_client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from gateway.generation import AbortReason, FinishReason
+from gateway.live_request import EngineFinish, EngineRequest, LiveRequest, TokenSink
+from gateway.streams import StreamLostError, expire, run_until_one_ends
+from pagewire.kit.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    PagewireError,
+    QueueFullError,
+    ServiceUnavailableError,
+)
+from pagewire.kit.heartbeat import Watchdog, send_heartbeats
+from pagewire.kit.logs import get_logger
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from pagewire.wire import sampling_params_to_proto
+
+log = get_logger("gateway.engine_stream")
+
+# Adds go into one frame until it has this many token ids, so that frames stay far below the
+# message size limit.
+_MAX_FRAME_TOKENS = 1_000_000
+
+_ABORT_REASONS = {
+    AbortReason.STOP_STRING: common_pb2.ABORT_REASON_STOP_STRING,
+    AbortReason.CLIENT_GONE: common_pb2.ABORT_REASON_CLIENT_GONE,
+    AbortReason.DEADLINE: common_pb2.ABORT_REASON_DEADLINE,
+    AbortReason.SHUTDOWN: common_pb2.ABORT_REASON_SHUTDOWN,
+}
+_FINISH_REASONS = {
+    common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
+    common_pb2.FINISH_REASON_REPETITION: FinishReason.REPETITION,
+}
+_ERROR_CLASSES: dict[grpc.StatusCode, type[PagewireError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequestError,
+        QueueFullError,
+        ServiceUnavailableError,
+        DeadlineExceededError,
+    )
+}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayIdentity:
+    """Who this gateway process is, to every scheduler."""
+
+    gateway_id: str
+    epoch: int
+
+
+class EngineStream:
+    """Owned by one `EngineClient`; used from its event loop only.
+
+    `requests` holds what the scheduler has from us and has not ended, by handle.
+    """
+
+    def __init__(
+        self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, sink: TokenSink
+    ) -> None:
+        self._stub = stub
+        self._sink = sink
+        self._next_handle = itertools.count(1)
+        self._frames = itertools.count(1)
+        self._beats = itertools.count(1)
+        self._requests: dict[int, LiveRequest] = {}
+        self._handles: dict[LiveRequest, int] = {}
+        self._adds: deque[tuple[int, LiveRequest]] = deque()
+        self._aborts: list[tuple[int, AbortReason]] = []
+        self._outbox = asyncio.Event()
+        self._write_lock = asyncio.Lock()
+        self._call: Any = None
+        self.is_draining = False
+
+    async def open(
+        self, identity: GatewayIdentity, generation: int, timeout_s: float
+    ) -> scheduler_pb2.EngineStreamAccepted:
+        """Open the stream and wait until the scheduler has accepted it.
+
+        Raises:
+            StreamLostError: It did not.
+            grpc.aio.AioRpcError: The call failed.
+        """
+        self._call = self._stub.EngineStream()
+        hello = scheduler_pb2.EngineStreamOpen(
+            gateway_id=identity.gateway_id, gateway_epoch=identity.epoch, generation=generation
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._write(scheduler_pb2.EngineStreamRequest(open=hello))
+                first = await self._read()
+        except TimeoutError:
+            raise StreamLostError(f"the stream was not accepted in {timeout_s:g} s") from None
+        if not first.HasField("accepted"):
+            raise StreamLostError("the first frame does not accept the stream")
+        self._dispatch(first)
+        return first.accepted
+
+    async def run(self) -> None:
+        """Carry frames both ways until the stream is lost; always raises.
+
+        Raises:
+            StreamLostError: The scheduler ended it or is silent.
+            grpc.aio.AioRpcError: The call failed.
+        """
+        watchdog = Watchdog()
+        await run_until_one_ends(
+            self._read_frames(watchdog),
+            self._write_frames(),
+            send_heartbeats(self._beat),
+            expire(watchdog),
+        )
+
+    async def close(self, clean: bool) -> None:
+        """End the call; with `clean`, after saying so, so that the scheduler frees at once."""
+        if self._call is None or self._call.done():
+            return
+        if clean:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._write_outbox()
+                    await self._write(scheduler_pb2.EngineStreamRequest(close=True))
+                    await self._call.done_writing()
+            except (TimeoutError, StreamLostError, grpc.aio.AioRpcError) as exc:
+                log.info("engine_stream_not_closed_cleanly", error=str(exc))
+        self._call.cancel()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def take_requests(self) -> list[LiveRequest]:
+        """Return what the engine had and had not ended, in the order of adding, and forget it."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        self._handles.clear()
+        return requests
+
+    def add(self, request: LiveRequest) -> None:
+        """Send the request with the next frame."""
+        handle = next(self._next_handle)
+        self._requests[handle] = request
+        self._handles[request] = handle
+        self._adds.append((handle, request))
+        self._outbox.set()
+
+    def abort(self, request: LiveRequest, reason: AbortReason) -> None:
+        """Forget the request, and have the scheduler end it if it has it; no-op if unknown."""
+        handle = self._forget(request)
+        if handle is None:
+            return
+        waiting = len(self._adds)
+        self._adds = deque(add for add in self._adds if add[0] != handle)
+        if len(self._adds) == waiting:
+            self._aborts.append((handle, reason))
+            self._outbox.set()
+
+    async def _write_frames(self) -> None:
+        while True:
+            await self._outbox.wait()
+            await self._write_outbox()
+
+    async def _write_outbox(self) -> None:
+        while self._adds or self._aborts:
+            await self._write(scheduler_pb2.EngineStreamRequest(), fill=True)
+        self._outbox.clear()
+
+    async def _beat(self) -> None:
+        heartbeat = common_pb2.Heartbeat(sequence=next(self._beats))
+        await self._write(scheduler_pb2.EngineStreamRequest(heartbeat=heartbeat))
+
+    async def _write(self, frame: scheduler_pb2.EngineStreamRequest, fill: bool = False) -> None:
+        """Write one frame; the outbox is taken under the lock, so frames keep their order."""
+        async with self._write_lock:
+            if fill:
+                self._fill(frame)
+            frame.frame = next(self._frames)
+            try:
+                await self._call.write(frame)
+            except asyncio.InvalidStateError:
+                raise StreamLostError("the call has ended") from None
+
+    def _fill(self, frame: scheduler_pb2.EngineStreamRequest) -> None:
+        num_tokens = 0
+        while self._adds and num_tokens < _MAX_FRAME_TOKENS:
+            handle, request = self._adds.popleft()
+            frame.adds.append(_add_message(handle, request))
+            num_tokens += len(request.request.prompt_token_ids) + len(request.output_token_ids)
+        for handle, reason in self._aborts:
+            frame.abort_handles.append(handle)
+            frame.abort_reasons.append(_ABORT_REASONS[reason])
+        self._aborts.clear()
+
+    async def _read(self) -> scheduler_pb2.EngineStreamResponse:
+        frame = await self._call.read()
+        if frame is grpc.aio.EOF:
+            raise StreamLostError("the scheduler ended the stream")
+        if not isinstance(frame, scheduler_pb2.EngineStreamResponse):
+            raise StreamLostError("not a frame")
+        return frame
+
+    async def _read_frames(self, watchdog: Watchdog) -> None:
+        while True:
+            frame = await self._read()
+            watchdog.beat()
+            self._dispatch(frame)
+
+    def _dispatch(self, frame: scheduler_pb2.EngineStreamResponse) -> None:
+        for handle in frame.admitted_handles:
+            if (request := self._requests.get(handle)) is not None:
+                request.admit()
+        for error in itertools.chain(frame.refusals, frame.errors):
+            self._fail(error)
+        if frame.HasField("outputs"):
+            self._take_outputs(frame.outputs)
+        if frame.HasField("draining"):
+            self.is_draining = True
+            log.info("engine_draining", deadline_ms=frame.draining.deadline_ms)
+        if frame.recovering:
+            log.info("engine_recovering", num_requests=len(self._requests))
+
+    def _fail(self, error: scheduler_pb2.RequestError) -> None:
+        request = self._requests.get(error.handle)
+        if request is None:
+            return
+        self._forget(request)
+        self._sink.forget(request)
+        request.fail(_to_error(error))
+
+    def _take_outputs(self, outputs: scheduler_pb2.EngineOutputs) -> None:
+        for handle, num_cached_tokens in _rows(
+            outputs.scheduled_handles, outputs.num_cached_tokens
+        ):
+            if (request := self._requests.get(handle)) is not None:
+                request.note_scheduled(num_cached_tokens)
+        touched = dict.fromkeys(self._take_tokens(outputs))
+        touched.update(dict.fromkeys(self._take_finishes(outputs)))
+        if touched:
+            self._sink.push(list(touched))
+
+    def _take_tokens(self, outputs: scheduler_pb2.EngineOutputs) -> Iterable[LiveRequest]:
+        token_ids: Sequence[int] = outputs.token_ids
+        start = 0
+        for handle, count in _rows(outputs.handles, outputs.token_counts):
+            request = self._requests.get(handle)
+            # A row of a request that we have ended meanwhile is late, not wrong.
+            if request is not None:
+                request.output_token_ids += token_ids[start : start + count]
+                yield request
+            start += count
+        if start != len(token_ids):
+            raise StreamLostError("token counts and token ids do not fit")
+
+    def _take_finishes(self, outputs: scheduler_pb2.EngineOutputs) -> Iterable[LiveRequest]:
+        for handle, reason, stop_plus_one in _rows(
+            outputs.finished_handles, outputs.finish_reasons, outputs.stop_token_ids_plus_one
+        ):
+            request = self._requests.get(handle)
+            if request is None:
+                continue
+            self._forget(request)
+            if (failure := _failure(request.request, reason)) is not None:
+                self._sink.forget(request)
+                request.fail(failure)
+                continue
+            stop_token_id = stop_plus_one - 1 if stop_plus_one else None
+            request.engine_finish = EngineFinish(_FINISH_REASONS[reason], stop_token_id)
+            yield request
+
+    def _forget(self, request: LiveRequest) -> int | None:
+        handle = self._handles.pop(request, None)
+        if handle is not None:
+            del self._requests[handle]
+        return handle
+
+
+def _rows(*columns: Sequence[int]) -> Iterable[tuple[int, ...]]:
+    """Walk columns side by side.
+
+    Raises:
+        StreamLostError: They differ in length, so no row can be trusted.
+    """
+    if len({len(column) for column in columns}) != 1:
+        raise StreamLostError("the columns of a frame differ in length")
+    return zip(*columns, strict=True)
+
+
+def _add_message(handle: int, live: LiveRequest) -> scheduler_pb2.EngineAdd:
+    request = live.request
+    return scheduler_pb2.EngineAdd(
+        handle=handle,
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=live.output_token_ids,
+        sampling_params=sampling_params_to_proto(request.sampling_params),
+        priority=request.priority,
+        arrival_time_ns=request.arrival_time_ns,
+        deadline_ns=request.deadline_ns,
+        cache_salt=request.cache_salt,
+        resumed=live.is_admitted,
+        traceparent=request.traceparent,
+    )
+
+
+def _failure(request: EngineRequest, reason: common_pb2.FinishReason) -> PagewireError | None:
+    """Return the error that a finish stands for, if it is no end of an output."""
+    if reason == common_pb2.FINISH_REASON_ABORT and 0 < request.deadline_ns <= time.time_ns():
+        return DeadlineExceededError("the request's deadline passed")
+    if reason in _FINISH_REASONS:
+        return None
+    return InternalError("the engine ended the request with an error", reason="ENGINE_ERROR")
+
+
+def _to_error(error: scheduler_pb2.RequestError) -> PagewireError:
+    cls = _ERROR_CLASSES.get(_CODES.get(error.code, grpc.StatusCode.INTERNAL), InternalError)
+    return cls(
+        error.message or "the engine failed the request",
+        reason=error.reason or None,
+        field=error.field or None,
+        retry_after_s=error.retry_after_ms / 1000 if error.retry_after_ms else None,
+    )

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP API. It knows `request_service` and no gRPC."""

@@ -1,0 +1,154 @@
+"""An answer that a generation makes, streamed or whole, for either endpoint.
+
+It owns the order of things: admission before the first byte, events as they come, an abort when
+the client goes. The shapes of the JSON objects come from the endpoint (`Shape`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from gateway.generation import GenerationRequest, Output, Usage
+from gateway.http.disconnect import while_connected
+from gateway.http.errors import error_object, to_pagewire_error
+from gateway.http.json_response import json_response, to_json
+from gateway.http.parameters import StreamOptions
+from gateway.live_generation import Generation
+from gateway.request_service import RequestService
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies of nginx's kind would hold events back.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Shape(Protocol):
+    """How one endpoint writes its objects."""
+
+    def first_chunks(self, generation: Generation) -> Iterable[dict[str, Any]]:
+        """Return what a stream begins with."""
+
+    def chunks(self, generation: Generation, output: Output) -> Iterable[dict[str, Any]]:
+        """Return the chunks for new output."""
+
+    def usage_chunk(self, generation: Generation) -> dict[str, Any]:
+        """Return a chunk without choices, for usage."""
+
+    def whole(self, generation: Generation, outputs: list[Output]) -> dict[str, Any]:
+        """Return the whole answer; outputs are merged and in the order of their index."""
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def stop_reason(output: Output) -> int | str | None:
+    """Return the stop token or string that ended the output; None for end-of-sequence."""
+    if output.finished is None:
+        return None
+    if output.finished.stop_string is not None:
+        return output.finished.stop_string
+    return output.finished.stop_token_id
+
+
+class WholeAnswer:
+    """Answers with one JSON object once everything has finished. An ASGI application."""
+
+    def __init__(self, service: RequestService, request: GenerationRequest, shape: Shape) -> None:
+        self._service = service
+        self._request = request
+        self._shape = shape
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        merged: dict[int, Output] = {}
+        body: list[dict[str, Any]] = []
+
+        async def generate() -> None:
+            async with self._service.generate(self._request) as generation:
+                async for outputs in generation.outputs():
+                    for output in outputs:
+                        _merge(merged, output)
+                ordered = [merged[index] for index in sorted(merged)]
+                body.append(self._shape.whole(generation, ordered))
+                body[0]["usage"] = usage_object(generation.usage)
+
+        await while_connected(receive, generate())
+        await json_response(body[0])(scope, receive, send)
+
+
+class StreamedAnswer:
+    """Answers with server-sent events. An ASGI application.
+
+    Errors before admission propagate, for an ordinary error answer; later ones are an event.
+    """
+
+    def __init__(
+        self,
+        service: RequestService,
+        request: GenerationRequest,
+        shape: Shape,
+        options: StreamOptions,
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._shape = shape
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._stream(send))
+
+    async def _stream(self, send: Send) -> None:
+        async with self._service.generate(self._request) as generation:
+            await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+            try:
+                await self._send_events(generation, send)
+            except Exception as exc:
+                await _send(send, [error_object(to_pagewire_error(exc))])
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    async def _send_events(self, generation: Generation, send: Send) -> None:
+        await _send(send, self._with_usage(generation, self._shape.first_chunks(generation)))
+        async for outputs in generation.outputs():
+            chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
+            if chunks:
+                await _send(send, self._with_usage(generation, chunks))
+        if self._options.include_usage:
+            chunk = self._shape.usage_chunk(generation)
+            chunk["usage"] = usage_object(generation.usage)
+            await _send(send, [chunk])
+
+    def _with_usage(
+        self, generation: Generation, chunks: Iterable[dict[str, Any]]
+    ) -> Iterable[dict[str, Any]]:
+        """With usage asked for, all chunks have the field; its value is null until the end."""
+        options = self._options
+        for chunk in chunks:
+            if options.include_usage:
+                current = options.continuous_usage_stats
+                chunk["usage"] = usage_object(generation.usage) if current else None
+            yield chunk
+
+
+async def _send(send: Send, chunks: Iterable[dict[str, Any]]) -> None:
+    """Send events in one piece; waits while the client's connection is full."""
+    body = b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
+    if body:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+def _merge(merged: dict[int, Output], output: Output) -> None:
+    known = merged.setdefault(output.index, Output(output.index))
+    known.text += output.text
+    known.token_ids += output.token_ids
+    known.finished = output.finished

@@ -1,0 +1,118 @@
+"""Errors in OpenAI's shape: the one place where exceptions become HTTP statuses.
+
+The kit's exceptions carry gRPC codes; the table here says what they are over HTTP. What is not
+ours becomes a 500 with an id that the logs have too.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import Any
+
+import grpc
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from gateway.http.json_response import json_response
+from pagewire.kit.errors import InternalError, PagewireError, UnauthenticatedError
+from pagewire.kit.logs import get_logger
+
+log = get_logger("gateway.http")
+
+_STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.NOT_FOUND: (404, "not_found_error"),
+    grpc.StatusCode.ALREADY_EXISTS: (409, "conflict_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.UNIMPLEMENTED: (501, "not_implemented_error"),
+    grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable_error"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
+}
+_INTERNAL = (500, "server_error")
+_ROUTER_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class ClientGoneError(Exception):
+    """The client disconnected; nobody reads an answer."""
+
+
+class BodyError(Exception):
+    """A body that is not read to its end."""
+
+    status = 400
+    code = "invalid_body"
+
+
+class BodyTooLargeError(BodyError):
+    """The body exceeds the limit."""
+
+    status = 413
+    code = "body_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the body has more than {max_bytes} bytes, which is the limit")
+
+
+class BodyTimeoutError(BodyError):
+    """The body did not arrive in time."""
+
+    status = 408
+    code = "body_timeout"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"the body did not arrive in {timeout_s:g} s")
+
+
+def status_of(error: PagewireError) -> int:
+    """Return the HTTP status of an error."""
+    return _STATUSES.get(error.code, _INTERNAL)[0]
+
+
+def error_object(error: PagewireError) -> dict[str, Any]:
+    """Return the error as OpenAI's object, for a body or an event of a stream."""
+    kind = _STATUSES.get(error.code, _INTERNAL)[1]
+    return _object(error.message, kind, error.field, error.reason.lower())
+
+
+def to_pagewire_error(exc: Exception) -> PagewireError:
+    """Return the exception if it is ours, else log it and return an opaque one with its id."""
+    if isinstance(exc, PagewireError):
+        return exc
+    error_id = secrets.token_hex(8)
+    log.error("http_bug", error_id=error_id, exc_info=exc)
+    return InternalError(f"internal error; the logs have more under error id {error_id}")
+
+
+def error_response(exc: Exception, what: str) -> Response:
+    """Return the answer to a request that ended with an exception before an answer began.
+
+    Args:
+        exc: What was raised.
+        what: The request, as method and path, for the router's own errors.
+    """
+    if isinstance(exc, HTTPException):
+        code = _ROUTER_CODES.get(exc.status_code, "http_error")
+        body = _object(f"{what}: {exc.detail}", "invalid_request_error", None, code)
+        return json_response(body, exc.status_code, exc.headers)
+    if isinstance(exc, BodyError):
+        body = _object(str(exc), "invalid_request_error", None, exc.code)
+        # The rest of the body is not read, so the connection cannot be used again.
+        return json_response(body, exc.status, {"connection": "close"})
+    error = to_pagewire_error(exc)
+    return json_response(error_object(error), status_of(error), _headers(error))
+
+
+def _headers(error: PagewireError) -> dict[str, str]:
+    if error.retry_after_s is not None:
+        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    if isinstance(error, UnauthenticatedError):
+        return {"www-authenticate": "Bearer"}
+    return {}
+
+
+def _object(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

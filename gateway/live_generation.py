@@ -1,0 +1,101 @@
+"""One admitted request of a client: its outputs as they come, merged over its children, and usage.
+
+`request_service` builds and ends it; the front doors read it. It knows neither HTTP nor engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.generation import AbortReason, Output, Usage
+from gateway.live_request import LiveRequest
+from gateway.metrics import GatewayMetrics
+from gateway.output_collector import OutputCollector
+from pagewire.kit.errors import DeadlineExceededError, PagewireError
+
+
+class Generation:
+    """One admitted request: its outputs as they come, and its usage. Read by one task."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        deadline_s: float,
+        max_buffered_bytes: int,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.request_id = request_id
+        self.model = model
+        self.created = int(time.time())
+        self.abort_reason = AbortReason.CLIENT_GONE
+        self.collector = OutputCollector(max_buffered_bytes)
+        self.requests: list[LiveRequest] = []
+        self._deadline_s = deadline_s
+        self._num_outputs_per_prompt = 1
+        self._started_s = time.monotonic()
+        self._metrics = metrics
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far; a prompt counts once, however many outputs it has."""
+        firsts = self.requests[:: self._num_outputs_per_prompt]
+        return Usage(
+            prompt_tokens=sum(len(each.request.prompt_token_ids) for each in firsts),
+            completion_tokens=sum(each.num_delivered_tokens for each in self.requests),
+            cached_tokens=sum(each.num_cached_tokens or 0 for each in firsts),
+        )
+
+    def enter(self, requests: list[LiveRequest], num_outputs_per_prompt: int) -> None:
+        self.requests = requests
+        self._num_outputs_per_prompt = num_outputs_per_prompt
+
+    async def outputs(self) -> AsyncIterator[list[Output]]:
+        """Yield new outputs, merged when read slowly, until every index has finished.
+
+        Raises:
+            DeadlineExceededError: The deadline passed first.
+            PagewireError: The request failed.
+        """
+        num_unfinished = len(self.requests)
+        is_first = True
+        while num_unfinished:
+            outputs = await self._take()
+            if is_first:
+                self._metrics.time_to_first_token.observe(time.monotonic() - self._started_s)
+                is_first = False
+            for output in outputs:
+                if output.finished is not None:
+                    num_unfinished -= 1
+                    self._metrics.finished(output.finished.reason)
+            if not num_unfinished:
+                self._metrics.e2e_latency.observe(time.monotonic() - self._started_s)
+            yield outputs
+
+    def fail(self, error: PagewireError, reason: AbortReason) -> None:
+        """End the request from outside."""
+        self.abort_reason = reason
+        for request in self.requests:
+            request.fail(error)
+        self.collector.fail(error)
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """End what is awaited inside when the request's time is over.
+
+        Raises:
+            DeadlineExceededError: It is.
+        """
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                yield
+        except TimeoutError:
+            self.abort_reason = AbortReason.DEADLINE
+            raise DeadlineExceededError("the request's deadline passed") from None
+
+    async def _take(self) -> list[Output]:
+        async with self.deadline():
+            return await self.collector.take()

@@ -1,0 +1,159 @@
+"""One output on its way: what is needed to start it again elsewhere, and how far it is.
+
+The engine's client appends tokens, the detokenizer turns them into text, and text goes to the
+client's collector. All of it on one event loop. It knows neither stream: `EngineRequest` is what
+an engine needs, the owner and the sink are what the streams implement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.generation import AbortReason, Finished, FinishReason
+from gateway.output_collector import OutputCollector
+from pagewire.kit.errors import PagewireError
+from pagewire.sampling_params import SamplingParams
+
+
+class RequestOwner(Protocol):
+    """The engine that runs a request."""
+
+    def abort(self, request: LiveRequest, reason: AbortReason) -> None:
+        """Tell the engine to end the request; no-op if it does not have it."""
+
+
+class TokenSink(Protocol):
+    """What takes the new tokens of live requests."""
+
+    def push(self, requests: Sequence[LiveRequest]) -> None:
+        """Take note that these requests have new tokens or have ended; one call a frame."""
+
+    def forget(self, request: LiveRequest) -> None:
+        """Forget a request that ended without its text; no-op if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as an engine needs it; the same on every engine."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    sampling_params: SamplingParams
+    arrival_time_ns: int
+    deadline_ns: int
+    priority: int = 0
+    cache_salt: str = ""
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFinish:
+    """How the engine ended a request."""
+
+    reason: FinishReason
+    stop_token_id: int | None
+    """The stop or end-of-sequence token that ended it; it is the last output token."""
+
+
+class LiveRequest:
+    """The state of one output. Ended for good once `is_over`.
+
+    `num_delivered_tokens <= len(output_token_ids)`, and the text of the delivered tokens that was
+    not held back is `num_delivered_chars` long.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        index: int,
+        eos_token_ids: frozenset[int],
+        collector: OutputCollector,
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.owner: RequestOwner | None = None
+        self.admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.output_token_ids: list[int] = []
+        self.num_delivered_tokens = 0
+        self.num_delivered_chars = 0
+        self.num_cached_tokens: int | None = None
+        self.engine_finish: EngineFinish | None = None
+        self.is_over = False
+        self._eos_token_ids = eos_token_ids
+        self._collector = collector
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether an engine has taken it: then it may pass the queue limits of the next one."""
+        admission = self.admission
+        return admission.done() and not admission.cancelled() and admission.exception() is None
+
+    def admit(self) -> None:
+        if not self.admission.done():
+            self.admission.set_result(None)
+
+    def note_scheduled(self, num_cached_tokens: int) -> None:
+        """Keep the first figure: usage is that of the first admission."""
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = num_cached_tokens
+
+    def deliver(self, text: str, token_offset: int) -> None:
+        """Pass on the text of the output tokens up to `token_offset`."""
+        if self.is_over:
+            return
+        tokens = self.output_token_ids[self.num_delivered_tokens : token_offset]
+        self._advance(text, token_offset)
+        if text or tokens:
+            self._collector.put(self.index, text, tokens)
+
+    def complete(self, text: str, token_offset: int) -> None:
+        """End as the engine did, with the last text."""
+        finish = self.engine_finish
+        if self.is_over or finish is None:
+            return
+        matched = finish.stop_token_id
+        is_eos = matched is not None and self._is_eos(matched)
+        finished = Finished(
+            finish.reason,
+            stop_token_id=None if is_eos else matched,
+            eos_token_id=matched if is_eos else None,
+        )
+        self._end(text, token_offset, finished)
+
+    def stop_at(self, text: str, token_offset: int, stop_index: int) -> None:
+        """End at a stop string: output and usage end with the token that completed it."""
+        if self.is_over:
+            return
+        del self.output_token_ids[token_offset:]
+        stop_string = self.request.sampling_params.stop[stop_index]
+        self._end(text, token_offset, Finished(FinishReason.STOP, stop_string=stop_string))
+        if self.owner is not None:
+            self.owner.abort(self, AbortReason.STOP_STRING)
+
+    def fail(self, error: PagewireError) -> None:
+        """End with an error: a refusal before admission, a failure after it."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self.admission.done():
+            self._collector.fail(error)
+        else:
+            self.admission.set_exception(error)
+            self.admission.exception()  # the waiter may be gone: not a lost exception
+
+    def _is_eos(self, token_id: int) -> bool:
+        stop_token_ids = self.request.sampling_params.stop_token_ids
+        return token_id in self._eos_token_ids and token_id not in stop_token_ids
+
+    def _end(self, text: str, token_offset: int, finished: Finished) -> None:
+        tokens = self.output_token_ids[self.num_delivered_tokens : token_offset]
+        self._advance(text, token_offset)
+        self.is_over = True
+        self._collector.put(self.index, text, tokens, finished)
+
+    def _advance(self, text: str, token_offset: int) -> None:
+        self.num_delivered_tokens = token_offset
+        self.num_delivered_chars += len(text)

@@ -1,0 +1,65 @@
+"""Where the outputs of one client's request wait for it, merged when it reads slowly.
+
+The detokenizer's reader puts, the client's task takes; both run on one event loop. What waits is
+bounded by bytes: a client that falls further behind loses its request, not the gateway its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.generation import Finished, Output
+from pagewire.kit.errors import PagewireError, QueueFullError
+
+_TOKEN_BYTES = 8
+
+
+class OutputCollector:
+    """Holds at most one `Output` an index; `take` empties it. One producer, one consumer."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._waiting: dict[int, Output] = {}
+        self._failure: PagewireError | None = None
+        self._changed = asyncio.Event()
+
+    def put(
+        self, index: int, text: str, token_ids: list[int], finished: Finished | None = None
+    ) -> None:
+        """Add to what waits for `index`."""
+        if self._failure is not None:
+            return
+        output = self._waiting.get(index)
+        if output is None:
+            output = self._waiting[index] = Output(index)
+        output.text += text
+        output.token_ids += token_ids
+        output.finished = finished
+        self._num_bytes += len(text) + _TOKEN_BYTES * len(token_ids)
+        if self._num_bytes > self._max_bytes:
+            message = "the client reads too slowly: its output fills the buffer"
+            self.fail(QueueFullError(message, reason="SLOW_CLIENT"))
+        self._changed.set()
+
+    def fail(self, failure: PagewireError) -> None:
+        """End the request with an error, after what waits already; the first failure stays."""
+        if self._failure is None:
+            self._failure = failure
+            self._changed.set()
+
+    async def take(self) -> list[Output]:
+        """Wait for outputs and return all that wait, at most one an index.
+
+        Raises:
+            PagewireError: The request failed and nothing waits any more.
+        """
+        while not self._waiting:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        outputs = list(self._waiting.values())
+        self._waiting.clear()
+        self._num_bytes = 0
+        return outputs

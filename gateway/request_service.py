@@ -1,0 +1,239 @@
+"""The life of a client's request, the same for HTTP and gRPC: check, tokenize, add, stream, abort.
+
+`generate` is a context manager: inside it the request is admitted and its outputs can be read;
+whoever leaves it, for whatever reason, leaves nothing running. It knows the engines and the
+tokenizer by their clients, and nothing of HTTP or protobuf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from gateway.config import RequestLimits, Timeouts
+from gateway.detokenizer import Detokenizer
+from gateway.engine_client import EngineClient, EngineInfo
+from gateway.engine_pool import EnginePool
+from gateway.generation import (
+    AbortReason,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+)
+from gateway.live_generation import Generation
+from gateway.live_request import EngineRequest, LiveRequest
+from gateway.metrics import GatewayMetrics
+from gateway.readiness import Readiness
+from gateway.request_plan import (
+    check_prompt_bytes,
+    check_sizes,
+    child_params,
+    fit_to_context,
+    resolve_params,
+)
+from gateway.tokenizer_client import TokenizerClient
+from pagewire.kit import context
+from pagewire.kit.errors import QueueFullError, ServiceUnavailableError
+from pagewire.sampling_params import SamplingParams, check_token_ids
+
+_NS_PER_S = 1_000_000_000
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What the service works with."""
+
+    engines: EnginePool
+    tokenizer: TokenizerClient
+    detokenizer: Detokenizer
+    readiness: Readiness
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A checked request, ready to be given to an engine."""
+
+    request: GenerationRequest
+    info: EngineInfo
+    prompts: list[tuple[Sequence[int], SamplingParams]]
+    arrival_time_ns: int
+    deadline_ns: int
+
+
+class RequestService:
+    """Starts and ends generations. Used from one event loop."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        limits: RequestLimits,
+        timeouts: Timeouts,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.engines = backends.engines
+        self.readiness = backends.readiness
+        self._tokenizer = backends.tokenizer
+        self._detokenizer = backends.detokenizer
+        self._limits = limits
+        self._timeouts = timeouts
+        self._metrics = metrics
+        self._generations: set[Generation] = set()
+        self._num_live = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
+        """Admit a request; inside, read `outputs()`. On exit whatever still runs is aborted.
+
+        Raises:
+            PagewireError: It was refused; nothing has been generated.
+        """
+        arrival_time_ns = time.time_ns()
+        timeout_s = min(request.timeout_s or float("inf"), self._timeouts.request_timeout_s)
+        engine, info = self._choose(request.model)
+        check_sizes(request, self._limits, info)
+        params = resolve_params(request, info)
+        generation = Generation(
+            request_id=context.request_id() or context.new_request_id(),
+            model=info.served_model_names[0],
+            deadline_s=asyncio.get_running_loop().time() + timeout_s,
+            max_buffered_bytes=self._limits.max_buffered_output_bytes,
+            metrics=self._metrics,
+        )
+        with self._counted(generation, len(request.prompts) * request.n):
+            try:
+                async with generation.deadline():
+                    rows = await self._tokenize(request.prompts)
+                plan = _Plan(
+                    request=request,
+                    info=info,
+                    prompts=[(ids, fit_to_context(params, request, len(ids), info)) for ids in rows],
+                    arrival_time_ns=arrival_time_ns,
+                    deadline_ns=arrival_time_ns + int(timeout_s * _NS_PER_S),
+                )
+                generation.enter(self._fan_out(plan, generation), request.n)
+                await self._admit(generation, engine)
+                yield generation
+            finally:
+                self._release(generation)
+
+    async def count_tokens(self, model: str, prompt: str | ChatPrompt) -> int:
+        """Return the number of tokens of a text or conversation."""
+        return len(await self.tokenize(model, prompt))
+
+    async def tokenize(
+        self, model: str, prompt: str | ChatPrompt, add_special_tokens: bool = True
+    ) -> Sequence[int]:
+        """Turn a text or conversation into token ids."""
+        self._choose(model)
+        check_prompt_bytes(prompt, self._limits.max_prompt_bytes)
+        if isinstance(prompt, ChatPrompt):
+            return await self._tokenizer.render_chat(prompt)
+        return (await self._tokenizer.encode([prompt], add_special_tokens))[0]
+
+    async def detokenize(
+        self, model: str, token_ids: Sequence[int], skip_special_tokens: bool
+    ) -> str:
+        """Turn token ids into text."""
+        _, info = self._choose(model)
+        check_token_ids("token_ids", token_ids, info.vocab_size)
+        return await self._tokenizer.decode(token_ids, skip_special_tokens)
+
+    async def wait_idle(self) -> None:
+        """Wait until no generation is left."""
+        await self._idle.wait()
+
+    def end_all(self) -> None:
+        """End what still runs at the end of a drain."""
+        error = ServiceUnavailableError("the gateway is shutting down", reason="SHUTTING_DOWN")
+        for generation in self._generations:
+            generation.fail(error, AbortReason.SHUTDOWN)
+
+    def _choose(self, model: str) -> tuple[EngineClient, EngineInfo]:
+        self.readiness.check()
+        tokenizer = self._tokenizer.info
+        return self.engines.choose(model, tokenizer.fingerprint if tokenizer else "")
+
+    @contextmanager
+    def _counted(self, generation: Generation, num_outputs: int) -> Iterator[None]:
+        """Hold room for the outputs; without room, refuse."""
+        if self._num_live + num_outputs > self._limits.max_live_outputs:
+            raise QueueFullError(
+                f"{self._num_live} outputs are being generated, at most"
+                f" {self._limits.max_live_outputs} may be",
+                reason="GATEWAY_FULL",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._generations.add(generation)
+        self._count(num_outputs)
+        try:
+            yield
+        finally:
+            self._generations.discard(generation)
+            self._count(-num_outputs)
+            self._metrics.ended(generation.usage)
+
+    def _count(self, num_outputs: int) -> None:
+        self._num_live += num_outputs
+        self._metrics.num_live_outputs.set(self._num_live)
+        if self._num_live:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    async def _tokenize(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
+        """Return the token ids of each prompt; all texts go in one call."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        encoded = iter(await self._tokenizer.encode(texts) if texts else ())
+        rows: list[Sequence[int]] = []
+        for prompt in prompts:
+            if isinstance(prompt, ChatPrompt):
+                rows.append(await self._tokenizer.render_chat(prompt))
+            else:
+                rows.append(next(encoded) if isinstance(prompt, str) else prompt)
+        return rows
+
+    def _fan_out(self, plan: _Plan, generation: Generation) -> list[LiveRequest]:
+        """Return the children, those of one prompt side by side."""
+        request = plan.request
+        # The client may use one id twice; engines and logs want to tell the requests apart.
+        name = f"{generation.request_id}-{secrets.token_hex(4)}"
+        children = []
+        for prompt_index, (token_ids, params) in enumerate(plan.prompts):
+            for child in range(request.n):
+                index = prompt_index * request.n + child
+                engine_request = EngineRequest(
+                    request_id=f"{name}-{index}",
+                    prompt_token_ids=token_ids,
+                    sampling_params=child_params(params, child),
+                    arrival_time_ns=plan.arrival_time_ns,
+                    deadline_ns=plan.deadline_ns,
+                    priority=request.priority,
+                    cache_salt=request.cache_salt,
+                    traceparent=context.traceparent() or "",
+                )
+                eos_token_ids = plan.info.eos_token_ids
+                children.append(
+                    LiveRequest(engine_request, index, eos_token_ids, generation.collector)
+                )
+        return children
+
+    async def _admit(self, generation: Generation, engine: EngineClient) -> None:
+        for request in generation.requests:
+            engine.add(request)
+        async with generation.deadline():
+            await asyncio.gather(*(request.admission for request in generation.requests))
+
+    def _release(self, generation: Generation) -> None:
+        """Leave nothing of the generation in the engine and the tokenizer; idempotent."""
+        for request in generation.requests:
+            request.is_over = True
+            if request.owner is not None:
+                request.owner.abort(request, generation.abort_reason)
+            self._detokenizer.forget(request)

@@ -1,0 +1,182 @@
+"""The tokenizer service: text and conversations to token ids, and the stream that goes back.
+
+One tokenizer of `--tokenizers` is in use at a time. `run` keeps it connected: when it is lost, the
+next one is tried, round and round, and the detokenizer's requests are opened there. Unary calls
+have no state, so they are tried again on whatever is connected by then, within their deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from gateway.detokenizer import Detokenizer
+from gateway.detokenizer_stream import DetokenizerStream
+from gateway.generation import ChatMessage, ChatPrompt
+from gateway.streams import Backoff, StreamLostError
+from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import (
+    DeadlineExceededError,
+    PagewireError,
+    ServiceUnavailableError,
+    from_rpc_error,
+)
+from pagewire.kit.logs import get_logger
+from pagewire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+
+log = get_logger("gateway.tokenizer_client")
+
+R = TypeVar("R")
+
+Stub = tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What the connected tokenizer is."""
+
+    fingerprint: str
+    has_chat_template: bool
+    max_prompt_bytes: int
+    """0: not said."""
+
+
+class TokenizerClient:
+    """Used from one event loop; `run` is its only task."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        detokenizer: Detokenizer,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.info: TokenizerInfo | None = None
+        self._targets = targets
+        self._detokenizer = detokenizer
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._on_change = on_change
+        self._stub: Stub | None = None
+        self._connected = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._stub is not None
+
+    async def encode(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[Sequence[int]]:
+        """Tokenize texts, one row each."""
+        message = tokenizer_pb2.EncodeRequest(texts=texts, add_special_tokens=add_special_tokens)
+        answer = await self._call(lambda stub, timeout: stub.Encode(message, timeout=timeout))
+        return [row.ids for row in answer.rows]
+
+    async def render_chat(self, prompt: ChatPrompt) -> Sequence[int]:
+        """Turn a conversation into token ids through the model's chat template."""
+        message = tokenizer_pb2.RenderChatRequest(
+            messages=[_template_message(each) for each in prompt.messages],
+            template_arguments_json=prompt.template_arguments_json,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+        )
+        answer = await self._call(lambda stub, timeout: stub.RenderChat(message, timeout=timeout))
+        return answer.token_ids
+
+    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """Turn a whole token sequence into text."""
+        message = tokenizer_pb2.DecodeRequest(
+            rows=[common_pb2.TokenIds(ids=token_ids)], skip_special_tokens=skip_special_tokens
+        )
+        answer = await self._call(lambda stub, timeout: stub.Decode(message, timeout=timeout))
+        return answer.texts[0]
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        backoff = Backoff()
+        for target in itertools.cycle(self._targets):
+            try:
+                async with open_channel(target) as channel:
+                    stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+                    await self._serve_once(target, cast(Stub, stub), backoff)
+            except grpc.aio.AioRpcError as exc:
+                self._on_lost(target, f"{exc.code().name}: {exc.details()}")
+            except StreamLostError as exc:
+                self._on_lost(target, str(exc))
+            await backoff.wait()
+
+    async def _serve_once(self, target: str, stub: Stub, backoff: Backoff) -> None:
+        info = await stub.GetTokenizerInfo(
+            tokenizer_pb2.GetTokenizerInfoRequest(), timeout=self._connect_timeout_s
+        )
+        log.info("tokenizer_connected", target=target)
+        backoff.reset()
+        self.info = TokenizerInfo(info.fingerprint, info.has_chat_template, info.max_prompt_bytes)
+        self._detokenizer.restart(info.fingerprint)
+        self._stub = stub
+        self._connected.set()
+        self._on_change()
+        try:
+            await DetokenizerStream(stub, self._detokenizer).run()
+        finally:
+            self._stub = None
+            self._connected.clear()
+
+    def _on_lost(self, target: str, reason: str) -> None:
+        if self.info is not None:
+            log.warning("tokenizer_lost", target=target, reason=reason)
+        self.info = None
+        self._detokenizer.on_lost()
+        self._on_change()
+
+    async def _call(self, call: Callable[[Stub, float], Awaitable[R]]) -> R:
+        """Make a unary call, again after a loss, until it is answered or its time is over.
+
+        Raises:
+            PagewireError: What the tokenizer answered, or that it cannot be reached in time.
+        """
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            stub = await self._wait_for_stub(deadline_s)
+            left_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
+            try:
+                return await call(stub, left_s)
+            except grpc.aio.AioRpcError as exc:
+                error: PagewireError = from_rpc_error(exc)
+                if not isinstance(error, ServiceUnavailableError):
+                    raise error from exc
+                log.info("tokenizer_call_failed", details=exc.details())
+            await asyncio.sleep(_RETRY_WAIT_S)  # the stream's loss is noticed meanwhile
+
+    async def _wait_for_stub(self, deadline_s: float) -> Stub:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                while (stub := self._stub) is None:
+                    await self._connected.wait()
+        except TimeoutError:
+            message = "the tokenizer did not answer in time"
+            raise DeadlineExceededError(message, reason="TOKENIZER_TIMEOUT") from None
+        return stub
+
+
+_RETRY_WAIT_S = 0.1
+
+
+def _template_message(message: ChatMessage) -> Any:
+    built = tokenizer_pb2.TemplateMessage(
+        role=message.role,
+        name=message.name,
+        tool_calls_json=message.tool_calls_json,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+    if message.content is not None:
+        built.content = message.content
+    return built
