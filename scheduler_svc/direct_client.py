@@ -46,14 +46,16 @@ class DirectClient:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            # Taken together: more may come while the caller is busy with what is yielded.
             token_ids, self._token_ids = self._token_ids, []
-            if self._error is not None and self._end is None:
+            end = self._end
+            if end is None and self._error is not None:
                 raise self._error
-            if self._end is not None and self._end.reason is FinishReason.ERROR:
-                raise InternalError(self._end.message, reason="REQUEST_FAILED")
-            if token_ids or self._end is not None:
-                yield token_ids, self._end
-            if self._end is not None:
+            if end is not None and end.reason is FinishReason.ERROR:
+                raise InternalError(end.message, reason="REQUEST_FAILED")
+            if token_ids or end is not None:
+                yield token_ids, end
+            if end is not None:
                 return
 
     def close(self) -> None:

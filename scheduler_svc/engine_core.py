@@ -45,7 +45,7 @@ from scheduler_svc.stop import Stop
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 MAX_FAILED_STEPS_IN_A_ROW = 3
-"""After as many, the requests of the failing step are ended."""
+"""After as many, lost workers counted too, the requests of the failing step are ended."""
 
 log = get_logger("scheduler_svc.engine_core")
 
@@ -240,6 +240,9 @@ class EngineCore:
 
     async def _claim_worker(self) -> None:
         backoff_s, last_reason = FIRST_BACKOFF_S, ""
+        if self._num_failed_steps > 0:
+            # The worker came back and was lost again before it did anything.
+            await self._sleep(min(FIRST_BACKOFF_S * 2**self._num_failed_steps, MAX_BACKOFF_S))
         while True:
             try:
                 facts = await self._executor.initialize()
@@ -302,9 +305,10 @@ class EngineCore:
         self._in_step = True
         try:
             result = await self._executor.execute(output)
-        except StepFailedError as error:
+        except (StepFailedError, WorkerLostError) as error:
             self._on_step_failed(scheduler, output, str(error))
-            raise WorkerLostError(f"a step failed: {error}") from error
+            # After a failed step the worker's requests and KV are in doubt: it starts afresh too.
+            raise WorkerLostError(str(error)) from error
         finally:
             self._in_step = False
         self._num_failed_steps = 0
@@ -333,7 +337,7 @@ class EngineCore:
         if self._num_failed_steps >= MAX_FAILED_STEPS_IN_A_ROW:
             self._num_failed_steps = 0
             ids = [request.request_id for request in output.requests]
-            message = "the model failed on this request's step several times"
+            message = "the worker failed on this request's step several times"
             self._put_finished(scheduler.finish_requests(ids, FAILED, message))
             self._note_idle(scheduler)
 

@@ -267,7 +267,7 @@ class _ExecuteStream:
             self._answer = None
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, also where the write failed first
-        return self._decode(frame, step)
+        return self._decode(frame, step, output.step)
 
     async def close(self) -> None:
         """Say goodbye if anybody listens, and end the tasks."""
@@ -288,14 +288,15 @@ class _ExecuteStream:
         ]
 
     def _decode(
-        self, answer: worker_pb2.ExecuteResponse, step: worker_pb2.SchedulerOutput
+        self,
+        answer: worker_pb2.ExecuteResponse,
+        step: worker_pb2.SchedulerOutput,
+        engine_step: int,
     ) -> ModelRunnerOutput:
         if answer.HasField("failed"):
             raise StepFailedError(f"{answer.failed.reason}: {answer.failed.message}")
         try:
-            if answer.output.step != step.step:
-                raise ValueError(f"step {answer.output.step} was answered, {step.step} asked")
-            return decode_output(answer.output, step)
+            return decode_output(answer.output, step, engine_step)
         except (ValueError, KeyError) as error:
             self._lose(f"its answer is malformed: {error}")
             raise WorkerLostError(self.lost_reason) from error

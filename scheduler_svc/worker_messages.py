@@ -20,6 +20,7 @@ class StepEncoder:
     def __init__(self) -> None:
         self._handles: dict[str, int] = {}
         self._next_handle = count(1)
+        self._next_step = count(1)
 
     def encode(self, output: SchedulerOutput) -> worker_pb2.SchedulerOutput:
         """Build the step's message. Ids that end here may come again as new in the same step."""
@@ -31,7 +32,8 @@ class StepEncoder:
         new_requests = [self._encode_new(new) for new in output.scheduled_new_reqs]
         new_block_counts = [len(block_ids) for block_ids in cached.new_block_ids]
         return worker_pb2.SchedulerOutput(
-            step=output.step,
+            # Steps count within the stream, those of the engine over all streams.
+            step=next(self._next_step),
             new_requests=new_requests,
             handles=cached_handles + [new.handle for new in new_requests],
             num_scheduled_tokens=output.num_scheduled_tokens,
@@ -61,18 +63,21 @@ class StepEncoder:
 
 
 def decode_output(
-    message: worker_pb2.ModelRunnerOutput, step: worker_pb2.SchedulerOutput
+    message: worker_pb2.ModelRunnerOutput, step: worker_pb2.SchedulerOutput, engine_step: int
 ) -> ModelRunnerOutput:
     """Read a step's answer.
 
     Args:
         message: The answer.
         step: What it answers.
+        engine_step: The engine's number of the step.
 
     Raises:
         ValueError: The answer does not fit the step.
     """
     counts, token_ids = message.sampled_counts, list(message.sampled_token_ids)
+    if message.step != step.step:
+        raise ValueError(f"step {message.step} was answered, {step.step} asked")
     if len(counts) != len(step.handles):
         raise ValueError(f"{len(counts)} rows were answered, {len(step.handles)} asked")
     if sum(counts) != len(token_ids):
@@ -80,7 +85,7 @@ def decode_output(
     ends = list(accumulate(counts, initial=0))
     row_of = {handle: row for row, handle in enumerate(step.handles)} if _is_sparse(message) else {}
     return ModelRunnerOutput(
-        step=message.step,
+        step=engine_step,
         sampled_token_ids=[token_ids[start:end] for start, end in pairwise(ends)],
         logprobs=_decode_logprobs(message, row_of),
         errors={

@@ -12,7 +12,12 @@ from typing import Any
 
 import grpc
 
-from pagewire.kit.errors import FailedPreconditionError, PagewireError, abort_with
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InvalidRequestError,
+    PagewireError,
+    abort_with,
+)
 from pagewire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.scheduler_svc.sim_model import kv_of, next_token_id
 
@@ -94,8 +99,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.ExecuteResponse]:
         self._in_execute = True
         self._requests: dict[int, _Request] = {}
+        num_frames = num_steps = 0
         try:
             async for frame in request_iterator:
+                num_frames += 1
+                num_steps += frame.HasField("step")
+                if frame.frame != num_frames or frame.step.step not in (0, num_steps):
+                    await abort_with(context, InvalidRequestError("miscounted"))
                 if frame.lease != self._lease:
                     await abort_with(context, FailedPreconditionError("no", reason="LEASE_LOST"))
                 if frame.HasField("open"):

@@ -62,10 +62,24 @@ def test_an_answer_is_split_into_rows():
         failed_reasons=["NAN_LOGITS"],
         timings=worker_pb2.WorkerTimings(forward_ns=5, sample_ns=6, idle_ns=7),
     )
-    result = decode_output(message, encoded([5, 6, 7]))
+    result = decode_output(message, encoded([5, 6, 7]), 9)
     assert [list(token_ids) for token_ids in result.sampled_token_ids] == [[7], [], [8, 9]]
     assert result.errors == {1: "NAN_LOGITS"}
     assert (result.forward_ns, result.sample_ns, result.idle_ns) == (5, 6, 7)
+
+
+def test_an_answer_to_another_step_is_an_error():
+    with pytest.raises(ValueError, match="step 4 was answered"):
+        decode_output(worker_pb2.ModelRunnerOutput(step=4), encoded([]), 9)
+
+
+def test_steps_count_within_the_stream():
+    scheduler = make_scheduler()
+    add(scheduler, 4)
+    assert StepEncoder().encode(step(scheduler)[0]).step == 1
+    encoder = StepEncoder()
+    scheduler.preempt_all()
+    assert [encoder.encode(step(scheduler)[0]).step for _ in range(2)] == [1, 2]
 
 
 def test_logprobs_are_split_by_row():
@@ -82,7 +96,7 @@ def test_logprobs_are_split_by_row():
             top_logprobs=[-1.0, -3.0, -0.5],
         ),
     )
-    logprobs = decode_output(message, encoded([5, 6, 7])).logprobs
+    logprobs = decode_output(message, encoded([5, 6, 7]), 9).logprobs
     assert sorted(logprobs) == [0, 2]
     assert list(logprobs[0].top_token_ids) == [7, 1]
     assert (list(logprobs[2].ranks), list(logprobs[2].top_token_ids)) == ([4], [3])
@@ -96,4 +110,4 @@ def test_an_answer_that_does_not_fit_its_step_is_an_error(counts, token_ids):
         step=3, sampled_counts=counts, sampled_token_ids=token_ids
     )
     with pytest.raises(ValueError, match=r"rows|disagree"):
-        decode_output(message, encoded([1, 2]))
+        decode_output(message, encoded([1, 2]), 9)

@@ -1,0 +1,57 @@
+import pytest
+
+from pagewire.kit.errors import InternalError, ServiceUnavailableError
+from scheduler_svc.direct_client import DirectClient
+from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
+from scheduler_svc.stop import FinishReason
+from tests.scheduler_svc.fakes import FakeExecutor, make_config
+
+END = FinishedRequest("r", FinishReason.LENGTH, 1, 2, 0)
+
+
+def make_client():
+    return DirectClient(EngineCore(make_config(), FakeExecutor()))
+
+
+def put(client, *token_ids, end=None):
+    outputs = EngineCoreOutputs(1, ["r"], [list(token_ids)], finished=[end] if end else [])
+    client.put_outputs(outputs, StepTimings())
+
+
+async def test_tokens_that_were_not_read_merge():
+    client = make_client()
+    put(client, 1)
+    put(client, 2)
+    assert await anext(client.stream()) == ([1, 2], None)
+
+
+async def test_what_comes_while_the_caller_is_busy_is_not_lost():
+    client, got = make_client(), []
+    put(client, 1)
+    async for token_ids, end in client.stream():
+        got.append((list(token_ids), end))
+        if end is None:
+            put(client, 2, end=END)
+    assert got == [([1], None), ([2], END)]
+
+
+async def test_a_failed_request_raises():
+    client = make_client()
+    client.put_finished([FinishedRequest("r", FinishReason.ERROR, 1, 0, 0, message="bad row")])
+    with pytest.raises(InternalError, match="bad row"):
+        await anext(client.stream())
+
+
+async def test_an_engine_that_goes_away_raises_why():
+    client = make_client()
+    client.end(ServiceUnavailableError("going away"))
+    with pytest.raises(ServiceUnavailableError):
+        await anext(client.stream())
+
+
+async def test_an_end_that_came_in_time_is_told_though_the_engine_goes_away():
+    client = make_client()
+    put(client, 1, end=END)
+    client.end(ServiceUnavailableError("going away"))
+    assert await anext(client.stream()) == ([1], END)
