@@ -193,7 +193,8 @@ class TorchStepAttention:
                     hidden = hidden | (key_positions <= positions[first:] - window)
                 scores.masked_fill_(hidden, -torch.inf)
             state.add(part, scores, values)
-        output = state.result()[:, : num_tokens * group].unflatten(1, (num_tokens, group))
+        output = state.result()[:, : num_tokens * group]
+        output = output.reshape(spec.num_kv_heads, num_tokens, group, spec.head_dim)
         return output.transpose(0, 1).reshape(num_tokens, -1, spec.head_dim).to(query.dtype)
 
 

@@ -93,7 +93,7 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[num_blocks, 4] bytes, one bit a weight, to [num_blocks, 32] values of 0 or 16."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=1, bitorder="little") * np.uint8(16)
 
 
 _DECODERS: dict[str, Callable[[Bytes], Floats]] = {

@@ -69,7 +69,7 @@ class GgufSource:
         return tensor if heads is None else unpermute_rows(tensor, heads)
 
     def stored_bytes(self, name: str) -> memoryview:
-        return memoryview(self._file.tensor_bytes(self._tensors[name]))
+        return self._file.tensor_bytes(self._tensors[name]).data
 
     def _permuted_heads(self, name: str) -> int | None:
         """Number of heads whose rows the conversion interleaved; None: rows are as they were."""

@@ -64,7 +64,7 @@ class SafetensorsSource:
         return torch.from_numpy(stored.data).view(stored.dtype).view(stored.shape)
 
     def stored_bytes(self, name: str) -> memoryview:
-        return memoryview(self._tensors[name].data)
+        return self._tensors[name].data.data
 
 
 def _weight_files(directory: Path) -> list[Path]:
