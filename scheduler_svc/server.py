@@ -10,11 +10,13 @@ import asyncio
 import gc
 import secrets
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from pagewire.kit.admin import AdminServicer
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
-from pagewire.kit.tasks import TaskOwner
+from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 from pagewire.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig
 from scheduler_svc.engine_core import EngineCore, EngineState
@@ -31,7 +33,7 @@ log = get_logger("scheduler_svc.server")
 
 
 class SchedulerServer:
-    """One scheduler process without its signals. `start`, `wait_failed`, `stop`."""
+    """One scheduler process without its signals. `start`, `run_until`, `stop`."""
 
     def __init__(self, config: SchedulerServiceConfig, executor: Executor | None = None) -> None:
         identity = SchedulerIdentity(
@@ -54,6 +56,7 @@ class SchedulerServer:
             ],
         )
         self.server.registry.register(EngineCollector(self.core))
+        self._engine: asyncio.Task[None] | None = None
         self._tasks = TaskOwner()
         self._states: asyncio.Queue[EngineState] = asyncio.Queue()
         self._is_stopping = False
@@ -61,14 +64,25 @@ class SchedulerServer:
     async def start(self) -> None:
         """Listen, and claim a worker in the background."""
         await self.server.start()
-        self._tasks.spawn(self.core.run(), name="engine-core")
+        self._engine = asyncio.create_task(self.core.run(), name="engine-core")
         self._tasks.spawn(self._report_readiness(), name="readiness")
         if self._config.engine.observability.log_stats_interval_s > 0:
             self._tasks.spawn(self._log_stats(), name="log-stats")
 
-    async def wait_failed(self) -> None:
-        """Raise what ends the engine; never returns."""
-        await self._tasks.wait_failed()
+    async def run_until(self, shutdown: Coroutine[Any, Any, object]) -> None:
+        """Work until `shutdown` returns.
+
+        Raises:
+            PagewireError: The first worker refuses the configuration.
+        """
+        stop = asyncio.create_task(shutdown, name="shutdown")
+        try:
+            tasks = (stop,) if self._engine is None else (stop, self._engine)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._engine is not None and self._engine.done():
+                self._engine.result()
+        finally:
+            await cancel_and_wait(stop)
 
     async def stop(self) -> None:
         """Drain, then end everything; idempotent."""
@@ -78,6 +92,8 @@ class SchedulerServer:
         await self.server.set_serving(False, "draining")
         await self.core.drain(self._config.server.drain_timeout_s)
         await self.server.stop(STOP_GRACE_S)
+        if self._engine is not None and not self._engine.done():
+            await cancel_and_wait(self._engine)
         await self._tasks.close()
         await self._executor.close()
 
@@ -127,13 +143,8 @@ async def serve(config: SchedulerServiceConfig) -> None:
     exit_with_parent()
     shutdown = shutdown_signal()
     server = SchedulerServer(config)
-    async with TaskOwner() as owner:
-        try:
-            await server.start()
-            stop = owner.spawn(shutdown.wait(), name="shutdown-signal")
-            failed = owner.spawn(server.wait_failed(), name="engine-failure")
-            done, _ = await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
-            if failed in done:
-                await failed
-        finally:
-            await server.stop()
+    try:
+        await server.start()
+        await server.run_until(shutdown.wait())
+    finally:
+        await server.stop()

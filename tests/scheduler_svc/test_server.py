@@ -57,7 +57,7 @@ async def test_a_refused_configuration_ends_the_service_with_its_reason():
     await server.start()
     with pytest.raises(InvalidRequestError, match="no such model"):
         async with asyncio.timeout(10):
-            await server.wait_failed()
+            await server.run_until(asyncio.Event().wait())
     await server.stop()
     await worker.stop()
 
