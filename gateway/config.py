@@ -7,6 +7,7 @@ Built by `__main__` from flags, environment and file; read by the composition ro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pagewire.kit.channels import check_target
 from pagewire.kit.server import ServerConfig
@@ -80,7 +81,7 @@ class GatewayConfig:
     """Name of this gateway, unique among those of a scheduler; none: a random one."""
     drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
     """Seconds that requests in flight get to finish after SIGTERM."""
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level: debug, info, warning or error."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     timeouts: Timeouts = field(default_factory=Timeouts)

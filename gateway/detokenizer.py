@@ -1,8 +1,8 @@
 """Live requests on their way through the tokenizer service, over all streams they are opened on.
 
-It takes note of new tokens (`TokenSink`) and keeps what a stream must be told; a `DetokenizerStream`
-carries it. When a stream is lost, everything is opened again on the next one from each request's
-own output ids, and text that was delivered before is dropped from what is replayed.
+It takes note of new tokens (`TokenSink`) and keeps what a stream must be told; a
+`DetokenizerStream` carries it. When a stream is lost, everything is opened again on the next one
+from each request's own output ids, and text that was delivered before is dropped from the replay.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class Detokenizer:
             log.error("detokenize_failed", message=message)
             self._leave(entry.request)
             entry.request.fail(
-                InternalError("the output could not be turned into text", reason="DETOKENIZE_FAILED")
+                InternalError(
+                    "the output could not be turned into text", reason="DETOKENIZE_FAILED"
+                )
             )
 
     def _enter(self, request: LiveRequest) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import grpc
 
@@ -104,10 +103,7 @@ class EngineClient:
         """Keep connected until cancelled."""
         backoff = Backoff()
         async with open_channel(self.target) as channel:
-            stub = cast(
-                scheduler_pb2_grpc.SchedulerServiceAsyncStub,
-                scheduler_pb2_grpc.SchedulerServiceStub(channel),
-            )
+            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while True:
                 try:
                     await self._serve_once(stub, backoff)

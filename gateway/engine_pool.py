@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gateway.engine_client import EngineClient, EngineInfo, EngineSettings
 from gateway.live_request import LiveRequest, TokenSink
 from pagewire.kit.errors import NotFoundError, ServiceUnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What clients may know of a model."""
+
+    created: int
+    """Unix seconds at which this gateway came to know it."""
+    max_model_len: int
+    """In tokens."""
 
 
 class EnginePool:
@@ -28,8 +39,8 @@ class EnginePool:
         self.clients = [
             EngineClient(target, settings, sink, self._changed, self._rehome) for target in targets
         ]
-        self.models: dict[str, int] = {}
-        """Served model names, in the order in which we came to know them, with the Unix time."""
+        self.models: dict[str, ServedModel] = {}
+        """By served name, in the order in which we came to know them."""
 
     @property
     def ready(self) -> list[EngineClient]:
@@ -70,9 +81,15 @@ class EnginePool:
 
     def _changed(self) -> None:
         for client in self.ready:
-            for name in client.info.served_model_names if client.info else ():
-                self.models.setdefault(name, int(time.time()))
+            if client.info is not None:
+                self._note_models(client.info)
         self._on_change()
+
+    def _note_models(self, info: EngineInfo) -> None:
+        for name in info.served_model_names:
+            known = self.models.get(name)
+            created = known.created if known else int(time.time())
+            self.models[name] = ServedModel(created, info.max_model_len)
 
     def _rehome(self, lost: EngineClient, request: LiveRequest) -> bool:
         """Give the request to another engine that makes the same tokens, if there is one."""

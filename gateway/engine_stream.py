@@ -45,7 +45,7 @@ _ABORT_REASONS = {
     AbortReason.DEADLINE: common_pb2.ABORT_REASON_DEADLINE,
     AbortReason.SHUTDOWN: common_pb2.ABORT_REASON_SHUTDOWN,
 }
-_FINISH_REASONS = {
+_FINISH_REASONS: dict[int, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     common_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
@@ -77,9 +77,7 @@ class EngineStream:
     `requests` holds what the scheduler has from us and has not ended, by handle.
     """
 
-    def __init__(
-        self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, sink: TokenSink
-    ) -> None:
+    def __init__(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, sink: TokenSink) -> None:
         self._stub = stub
         self._sink = sink
         self._next_handle = itertools.count(1)
@@ -281,12 +279,13 @@ class EngineStream:
             if request is None:
                 continue
             self._forget(request)
-            if (failure := _failure(request.request, reason)) is not None:
+            finish_reason = _FINISH_REASONS.get(reason)
+            if finish_reason is None or _is_past_deadline(request.request, finish_reason):
                 self._sink.forget(request)
-                request.fail(failure)
+                request.fail(_finish_error(finish_reason))
                 continue
             stop_token_id = stop_plus_one - 1 if stop_plus_one else None
-            request.engine_finish = EngineFinish(_FINISH_REASONS[reason], stop_token_id)
+            request.engine_finish = EngineFinish(finish_reason, stop_token_id)
             yield request
 
     def _forget(self, request: LiveRequest) -> int | None:
@@ -324,12 +323,14 @@ def _add_message(handle: int, live: LiveRequest) -> scheduler_pb2.EngineAdd:
     )
 
 
-def _failure(request: EngineRequest, reason: common_pb2.FinishReason) -> PagewireError | None:
-    """Return the error that a finish stands for, if it is no end of an output."""
-    if reason == common_pb2.FINISH_REASON_ABORT and 0 < request.deadline_ns <= time.time_ns():
+def _is_past_deadline(request: EngineRequest, reason: FinishReason) -> bool:
+    return reason is FinishReason.ABORT and 0 < request.deadline_ns <= time.time_ns()
+
+
+def _finish_error(reason: FinishReason | None) -> PagewireError:
+    """Return the error that a finish stands for when it is no end of an output."""
+    if reason is FinishReason.ABORT:
         return DeadlineExceededError("the request's deadline passed")
-    if reason in _FINISH_REASONS:
-        return None
     return InternalError("the engine ended the request with an error", reason="ENGINE_ERROR")
 
 

@@ -64,7 +64,7 @@ class GenerationRequest:
     """A served model's name; empty: the default one."""
     prompts: tuple[Prompt, ...]
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Values of `SamplingParams` fields that the client gave; the model's defaults fill the rest."""
+    """`SamplingParams` fields that the client gave; the model's defaults fill the rest."""
     n: int = 1
     default_max_tokens: int | None = None
     """Used when the client gave no max_tokens; None: the rest of the context."""
@@ -72,6 +72,10 @@ class GenerationRequest:
     """The client's deadline; None: the gateway's."""
     cache_salt: str = ""
     priority: int = 0
+    request_id: str = ""
+    """The client's name for the request; empty: that of the call."""
+    add_special_tokens: bool = True
+    """Whether text prompts get the tokens that the model wants at the start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ RETRY_AFTER_S = 1.0
 class Readiness:
     """Ready: a scheduler and a tokenizer are connected, their vocabularies agree, no drain."""
 
-    def __init__(self, changed: asyncio.Event) -> None:
-        self.changed = changed
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
         self.is_draining = False
         self._engines: EnginePool | None = None
         self._tokenizer: TokenizerClient | None = None
@@ -50,7 +50,7 @@ class Readiness:
             return (
                 "the tokenizer's vocabulary is not the engine's: fingerprint"
                 f" {tokenizer.fingerprint[:12]}, the engine's model has"
-                f" {infos[0].tokenizer_fingerprint[:12] or 'none'}; start both with the same --model"
+                f" {infos[0].tokenizer_fingerprint[:12] or 'none'}; start both with one --model"
             )
         return ""
 

@@ -47,7 +47,9 @@ def check_sizes(request: GenerationRequest, limits: RequestLimits, info: EngineI
         InvalidRequestError: Names the limit.
     """
     if not request.prompts:
-        raise InvalidRequestError("prompt: give at least one", reason="EMPTY_PROMPT", field="prompt")
+        raise InvalidRequestError(
+            "prompt: give at least one", reason="EMPTY_PROMPT", field="prompt"
+        )
     if request.n < 1:
         raise InvalidRequestError("n: must be at least 1", reason="INVALID_PARAMETER", field="n")
     num_outputs = len(request.prompts) * request.n
@@ -97,8 +99,8 @@ def fit_to_context(
     if explicit is not None:
         if explicit > room:
             raise _too_long(
-                f"max_tokens: {explicit} do not fit: the prompt has {num_prompt_tokens} tokens, which"
-                f" leaves {room}",
+                f"max_tokens: {explicit} do not fit: the prompt has {num_prompt_tokens} tokens,"
+                f" which leaves {room}",
                 info.max_model_len,
                 "max_tokens",
             )
@@ -144,5 +146,3 @@ def _too_long(what: str, max_model_len: int, field: str) -> InvalidRequestError:
         reason="CONTEXT_LENGTH_EXCEEDED",
         field=field,
     )
-
-

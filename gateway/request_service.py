@@ -22,7 +22,6 @@ from gateway.generation import (
     AbortReason,
     ChatPrompt,
     GenerationRequest,
-    Prompt,
 )
 from gateway.live_generation import Generation
 from gateway.live_request import EngineRequest, LiveRequest
@@ -100,7 +99,7 @@ class RequestService:
         check_sizes(request, self._limits, info)
         params = resolve_params(request, info)
         generation = Generation(
-            request_id=context.request_id() or context.new_request_id(),
+            request_id=request.request_id or context.request_id() or context.new_request_id(),
             model=info.served_model_names[0],
             deadline_s=asyncio.get_running_loop().time() + timeout_s,
             max_buffered_bytes=self._limits.max_buffered_output_bytes,
@@ -109,11 +108,13 @@ class RequestService:
         with self._counted(generation, len(request.prompts) * request.n):
             try:
                 async with generation.deadline():
-                    rows = await self._tokenize(request.prompts)
+                    rows = await self._tokenize(request)
                 plan = _Plan(
                     request=request,
                     info=info,
-                    prompts=[(ids, fit_to_context(params, request, len(ids), info)) for ids in rows],
+                    prompts=[
+                        (ids, fit_to_context(params, request, len(ids), info)) for ids in rows
+                    ],
                     arrival_time_ns=arrival_time_ns,
                     deadline_ns=arrival_time_ns + int(timeout_s * _NS_PER_S),
                 )
@@ -122,10 +123,6 @@ class RequestService:
                 yield generation
             finally:
                 self._release(generation)
-
-    async def count_tokens(self, model: str, prompt: str | ChatPrompt) -> int:
-        """Return the number of tokens of a text or conversation."""
-        return len(await self.tokenize(model, prompt))
 
     async def tokenize(
         self, model: str, prompt: str | ChatPrompt, add_special_tokens: bool = True
@@ -187,12 +184,13 @@ class RequestService:
         else:
             self._idle.set()
 
-    async def _tokenize(self, prompts: Sequence[Prompt]) -> list[Sequence[int]]:
+    async def _tokenize(self, request: GenerationRequest) -> list[Sequence[int]]:
         """Return the token ids of each prompt; all texts go in one call."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(await self._tokenizer.encode(texts) if texts else ())
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        special = request.add_special_tokens
+        encoded = iter(await self._tokenizer.encode(texts, special) if texts else ())
         rows: list[Sequence[int]] = []
-        for prompt in prompts:
+        for prompt in request.prompts:
             if isinstance(prompt, ChatPrompt):
                 rows.append(await self._tokenizer.render_chat(prompt))
             else:

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -33,7 +33,7 @@ log = get_logger("gateway.tokenizer_client")
 
 R = TypeVar("R")
 
-Stub = tokenizer_pb2_grpc.TokenizerServiceAsyncStub
+Stub: TypeAlias = "tokenizer_pb2_grpc.TokenizerServiceAsyncStub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class TokenizerClient:
             try:
                 async with open_channel(target) as channel:
                     stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-                    await self._serve_once(target, cast(Stub, stub), backoff)
+                    await self._serve_once(target, stub, backoff)
             except grpc.aio.AioRpcError as exc:
                 self._on_lost(target, f"{exc.code().name}: {exc.details()}")
             except StreamLostError as exc:

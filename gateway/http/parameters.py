@@ -154,6 +154,14 @@ def read_cache_salt(fields: Fields) -> str:
     return salt or ""
 
 
+def read_priority(fields: Fields) -> int:
+    """Return the priority; the engine refuses others than 0 unless it schedules by priority."""
+    priority = fields.integer("priority") or 0
+    if not -(2**31) <= priority < 2**31:
+        raise invalid("priority", "must fit in 32 bits")
+    return priority
+
+
 def refuse_unsupported(fields: Fields) -> None:
     """Refuse what we cannot honour.
 

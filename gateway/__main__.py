@@ -1,0 +1,18 @@
+"""Starts the gateway: `python -m gateway`."""
+
+from __future__ import annotations
+
+import sys
+
+from gateway.config import GatewayConfig
+from gateway.server import serve
+from pagewire.kit.config import load_config
+from pagewire.kit.server import run
+
+
+def main() -> int:
+    return run(lambda: serve(load_config(GatewayConfig, prog="python -m gateway")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The HTTP application: its routes, and what surrounds every request.
+
+`HttpScope` is outermost: request id, authentication, one error mapping, metrics. Endpoints read a
+body, build a `GenerationRequest` and hand it to an answer of `answers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from gateway.config import RequestLimits
+from gateway.generation import GenerationRequest
+from gateway.http.answers import Shape, StreamedAnswer, WholeAnswer
+from gateway.http.chat import ChatShape, read_chat
+from gateway.http.completions import CompletionShape, read_completion
+from gateway.http.fields import Fields
+from gateway.http.json_body import read_json_object
+from gateway.http.json_response import json_response
+from gateway.http.parameters import UnknownNames, read_stream_options
+from gateway.http.scope import HttpScope
+from gateway.metrics import GatewayMetrics
+from gateway.request_service import RequestService
+from pagewire.kit.errors import NotFoundError
+
+_OWNER = "pagewire"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What the HTTP API needs of the configuration."""
+
+    limits: RequestLimits
+    body_timeout_s: float
+    api_keys: Sequence[str] = ()
+
+
+def build_app(service: RequestService, metrics: GatewayMetrics, settings: HttpSettings) -> ASGIApp:
+    """Return the ASGI application."""
+    api = _Api(service, metrics, settings)
+    router = Router(
+        [
+            Route("/v1/models", api.models),
+            Route("/v1/models/{model:path}", api.model),
+            Route("/v1/completions", api.completions, methods=["POST"]),
+            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/health", api.health),
+            Route("/ping", api.health, methods=["GET", "POST"]),
+            Route("/version", api.version),
+            Route("/metrics", api.metrics),
+        ],
+        redirect_slashes=False,
+    )
+    return HttpScope(router, metrics, settings.api_keys)
+
+
+class _Api:
+    """The endpoints."""
+
+    def __init__(
+        self, service: RequestService, metrics: GatewayMetrics, settings: HttpSettings
+    ) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._settings = settings
+        self._unknown = UnknownNames()
+
+    async def completions(self, request: Request) -> Any:
+        return await self._generate(request, read_completion, CompletionShape)
+
+    async def chat_completions(self, request: Request) -> Any:
+        return await self._generate(request, read_chat, ChatShape)
+
+    async def models(self, request: Request) -> Response:
+        data = [self._model(name) for name in self._service.engines.models]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name not in self._service.engines.models:
+            message = f"The model `{name}` does not exist"
+            raise NotFoundError(message, reason="MODEL_NOT_FOUND", field="model")
+        return json_response(self._model(name))
+
+    async def health(self, request: Request) -> Response:
+        self._service.readiness.check()
+        return json_response({"status": "ok"})
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": package_version()})
+
+    async def metrics(self, request: Request) -> Response:
+        body = generate_latest(self._metrics.registry)
+        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _generate(
+        self,
+        request: Request,
+        read: Callable[[Fields], GenerationRequest],
+        shape_of: Callable[[bool], Shape],
+    ) -> WholeAnswer | StreamedAnswer:
+        settings = self._settings
+        body = await read_json_object(
+            request, settings.limits.max_body_bytes, settings.body_timeout_s
+        )
+        fields = Fields(body)
+        generation_request = read(fields)
+        stream = fields.boolean("stream")
+        options = read_stream_options(fields, stream)
+        shape = shape_of(fields.boolean("return_token_ids"))
+        self._unknown.note(fields)
+        if stream:
+            return StreamedAnswer(self._service, generation_request, shape, options)
+        return WholeAnswer(self._service, generation_request, shape)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        model = self._service.engines.models[name]
+        return {
+            "id": name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": _OWNER,
+            "root": name,
+            "parent": None,
+            "max_model_len": model.max_model_len,
+        }
+
+
+def package_version() -> str:
+    """Return pagewire's version; `unknown` in a tree that is not installed."""
+    try:
+        return version("pagewire")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,79 @@
+"""uvicorn's server inside our event loop: it neither handles signals nor configures logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from pagewire.kit.errors import FailedPreconditionError, InternalError
+
+_BACKLOG = 2048
+_MAX_CLOSE_S = 5
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are `pagewire.kit.lifecycle`'s."""
+        yield
+
+
+class HttpServer:
+    """Serves the application on one address. `start`, then `stop`."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._task: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_MAX_CLOSE_S,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            FailedPreconditionError: The address cannot be had.
+        """
+        listener = self._bind()
+        self._port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve([listener]), name="http")
+        while not self._server.started:
+            if self._task.done():
+                raise InternalError("the HTTP server did not start")
+            await asyncio.sleep(0.005)  # uvicorn has no event for it
+
+    async def stop(self) -> None:
+        """Close the listener, let answers that are being written end, close; idempotent."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            return socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
+        except OSError as exc:
+            raise FailedPreconditionError(
+                f"cannot listen on {self._host}:{self._port} for HTTP:"
+                f" {exc.strerror or 'no such address'}; change --http-port or --host",
+                reason="ADDRESS_IN_USE",
+            ) from exc

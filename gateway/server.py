@@ -1,0 +1,142 @@
+"""The gateway's composition root: builds the parts, joins them, runs and drains them.
+
+Order at the start: gRPC and HTTP ports open (alive, not ready), engines and tokenizer connect,
+ready. At the end: not ready and new requests refused, running ones finish up to the drain timeout,
+the rest ends with an error, streams close, ports close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from gateway.config import GatewayConfig
+from gateway.detokenizer import Detokenizer
+from gateway.engine_client import EngineSettings
+from gateway.engine_pool import EnginePool
+from gateway.engine_stream import GatewayIdentity
+from gateway.http.app import HttpSettings, build_app
+from gateway.http.server import HttpServer
+from gateway.metrics import GatewayMetrics
+from gateway.readiness import Readiness
+from gateway.request_service import Backends, RequestService
+from gateway.servicer import InferenceServicer
+from gateway.tokenizer_client import TokenizerClient
+from pagewire.kit.logs import configure_logging, get_logger
+from pagewire.kit.metrics import new_registry
+from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
+from pagewire.kit.tasks import TaskOwner
+from pagewire.v1 import inference_pb2_grpc
+
+SERVICE_NAME = "pagewire.v1.InferenceService"
+
+_EPOCH_BITS = 64
+_CLOSE_GRACE_S = 1.0
+
+log = get_logger("gateway.server")
+
+
+class GatewayServer:
+    """The whole gateway on one event loop. `start`, then `stop`."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._owner = TaskOwner()
+        registry = new_registry()
+        metrics = GatewayMetrics(registry)
+        self.readiness = Readiness()
+        self._backends = self._build_backends()
+        self.service = RequestService(self._backends, config.limits, config.timeouts, metrics)
+        servicer = InferenceServicer(self.service, config.api_key)
+        self.grpc_server = ServiceServer(
+            config.server_config(),
+            SERVICE_NAME,
+            register=[
+                lambda server: inference_pb2_grpc.add_InferenceServiceServicer_to_server(
+                    servicer, server
+                )
+            ],
+            registry=registry,
+        )
+        timeout_s = config.timeouts.body_timeout_s
+        settings = HttpSettings(config.limits, timeout_s, config.api_key)
+        app = build_app(self.service, metrics, settings)
+        self.http_server = HttpServer(app, config.host, config.http_port)
+
+    async def start(self) -> None:
+        """Open the ports and start to connect; readiness follows by itself.
+
+        Raises:
+            FailedPreconditionError: An address cannot be had.
+        """
+        await self.grpc_server.start()
+        await self.http_server.start()
+        self._owner.spawn(self._report_readiness(), name="readiness")
+        self._owner.spawn(self._backends.tokenizer.run(), name="tokenizer")
+        for client in self._backends.engines.clients:
+            self._owner.spawn(client.run(), name=f"engine {client.target}")
+        log.info("http_listening", host=self._config.host, port=self.http_server.port)
+
+    async def wait_failed(self) -> None:
+        """Wait until a part of the gateway fails, which none should, and raise its failure."""
+        await self._owner.wait_failed()
+
+    async def stop(self) -> None:
+        """Drain and stop."""
+        self.readiness.start_drain()
+        await self.grpc_server.set_serving(False, "draining")
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await self.service.wait_idle()
+        except TimeoutError:
+            log.warning("drain_timeout")
+            self.service.end_all()
+        await self.http_server.stop()
+        await self.grpc_server.stop(_CLOSE_GRACE_S)
+        await self._owner.close()
+
+    def _build_backends(self) -> Backends:
+        config, timeouts = self._config, self._config.timeouts
+        detokenizer = Detokenizer(timeouts.recovery_timeout_s)
+        identity = GatewayIdentity(
+            config.gateway_id or f"gateway-{secrets.token_hex(8)}", secrets.randbits(_EPOCH_BITS)
+        )
+        settings = EngineSettings(identity, timeouts.connect_timeout_s, timeouts.recovery_timeout_s)
+        on_change = self.readiness.changed.set
+        engines = EnginePool(config.schedulers, settings, detokenizer, on_change)
+        tokenizer = TokenizerClient(
+            config.tokenizers,
+            detokenizer,
+            timeout_s=timeouts.tokenizer_timeout_s,
+            connect_timeout_s=timeouts.connect_timeout_s,
+            on_change=on_change,
+        )
+        self.readiness.watch(engines, tokenizer)
+        return Backends(engines, tokenizer, detokenizer, self.readiness)
+
+    async def _report_readiness(self) -> None:
+        while True:
+            reason = self.readiness.reason()
+            await self.grpc_server.set_serving(not reason, reason)
+            await self.readiness.changed.wait()
+            self.readiness.changed.clear()
+
+
+async def serve(config: GatewayConfig) -> int:
+    """Run until the first SIGTERM or SIGINT; returns the exit code."""
+    configure_logging("gateway", config.log_level)
+    exit_with_parent()
+    shutdown = shutdown_signal()
+    server = GatewayServer(config)
+    try:
+        await server.start()
+        failing = asyncio.create_task(server.wait_failed())
+        waiting = asyncio.create_task(shutdown.wait())
+        try:
+            await asyncio.wait((failing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            failing.cancel()
+    finally:
+        await server.stop()
+    return 0 if shutdown.is_set() else 1

@@ -1,0 +1,154 @@
+"""A scheduler without workers: real gRPC, and tokens that follow from what was added.
+
+It spells `fake_tokenizer` bytes: an output is the prompt backwards, over and over, and a request
+whose prompt holds EOS ends with EOS after one round. So a resumed request goes on where it was.
+`hold` stops the tokens, `lose_streams` breaks every stream, `refusal` refuses adds, `ghost` admits
+nothing; `adds` and `aborts` keep what was seen. `async with FakeScheduler() as fake` listens on
+`fake.target`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+import grpc
+
+from pagewire.kit.server import ServerConfig, ServiceServer
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.fakes.fake_tokenizer import BOS, EOS, FINGERPRINT, VOCAB_SIZE
+
+MODEL = "fake-model"
+MAX_MODEL_LEN = 512
+NUM_CACHED_TOKENS = 3
+
+
+def expected_output(prompt_token_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """The first output tokens of a prompt."""
+    body = [i for i in reversed(prompt_token_ids) if i < BOS] or [ord("?")]
+    if EOS in prompt_token_ids:
+        return [*body, EOS][:num_tokens]
+    return [body[i % len(body)] for i in range(num_tokens)]
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """The service and its server; the figures of `info` may be changed before it is entered."""
+
+    def __init__(self, listen: str = "127.0.0.1:0", models: Sequence[str] = (MODEL,)) -> None:
+        self.info = scheduler_pb2.GetEngineInfoResponse(
+            scheduler_id="fake",
+            served_model_names=models,
+            max_model_len=MAX_MODEL_LEN,
+            engine_fingerprint="engine",
+            model_info=common_pb2.ModelInfo(
+                vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], tokenizer_fingerprint=FINGERPRINT
+            ),
+        )
+        self.opens: list[Any] = []
+        self.adds: list[Any] = []
+        self.aborts: list[tuple[str, int]] = []
+        self.refusal: Any = None
+        self.go_on, self.admits = asyncio.Event(), True
+        self.go_on.set()
+        self.max_tokens_per_stream: int | None = None
+        self.changed = asyncio.Condition()
+        self._lost = asyncio.Event()
+        self._server = ServiceServer(
+            ServerConfig(listen=listen),
+            "pagewire.v1.SchedulerService",
+            [lambda s: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, s)],
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        await self._server.set_serving(True)
+        self.target = self._server.address
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.lose_streams()
+        await self._server.stop(0)
+
+    def lose_streams(self) -> None:
+        """End every open stream."""
+        self._lost.set()
+        self._lost = asyncio.Event()
+
+    async def until(self, condition: Any) -> None:
+        """Wait until something that was seen makes `condition()` true."""
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def GetEngineInfo(self, request: Any, context: Any) -> Any:
+        return self.info
+
+    async def EngineStream(self, request_iterator: Any, context: Any) -> None:
+        running: dict[int, tuple[Any, list[int]]] = {}
+        pump = asyncio.create_task(self._pump(context, running))
+        read = asyncio.create_task(self._read(context, running))
+        lost = asyncio.create_task(self._lost.wait())
+        try:
+            await asyncio.wait((pump, read, lost), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (pump, read, lost):
+                task.cancel()
+            await asyncio.gather(pump, read, lost, return_exceptions=True)
+
+    async def _read(self, context: Any, running: dict[int, tuple[Any, list[int]]]) -> None:
+        while (frame := await context.read()) is not grpc.aio.EOF and not frame.close:
+            answer = scheduler_pb2.EngineStreamResponse()
+            if frame.HasField("open"):
+                self.opens.append(frame.open)
+                answer.accepted.engine_fingerprint = self.info.engine_fingerprint
+            if frame.HasField("heartbeat"):
+                answer.heartbeat.CopyFrom(frame.heartbeat)
+            for add in frame.adds:
+                self._take(add, answer, running)
+            for handle, reason in zip(frame.abort_handles, frame.abort_reasons, strict=True):
+                request_id = running.pop(handle)[0].request_id if handle in running else "ended"
+                self.aborts.append((request_id, reason))
+            await context.write(answer)
+            async with self.changed:
+                self.changed.notify_all()
+
+    def _take(self, add: Any, answer: Any, running: dict[int, tuple[Any, list[int]]]) -> None:
+        self.adds.append(add)
+        if self.refusal is not None:
+            answer.refusals.add(handle=add.handle).MergeFrom(self.refusal)
+        elif self.admits:
+            answer.admitted_handles.append(add.handle)
+            outputs = answer.outputs
+            outputs.scheduled_handles.append(add.handle)
+            outputs.num_cached_tokens.append(NUM_CACHED_TOKENS)
+            outputs.queue_ns.append(1)
+            running[add.handle] = (add, list(add.output_token_ids))
+
+    async def _pump(self, context: Any, running: dict[int, tuple[Any, list[int]]]) -> None:
+        """One token for each request in each frame, then the reader gets its turn."""
+        num_frames = 0
+        while True:
+            await asyncio.sleep(0 if running else 0.001)
+            await self.go_on.wait()
+            if running and num_frames != self.max_tokens_per_stream:
+                num_frames += 1
+                await context.write(scheduler_pb2.EngineStreamResponse(outputs=_step(running)))
+
+
+def _step(running: dict[int, tuple[Any, list[int]]]) -> Any:
+    outputs = scheduler_pb2.EngineOutputs()
+    for handle, (add, done) in list(running.items()):
+        token_id = expected_output(add.prompt_token_ids, len(done) + 1)[-1]
+        done.append(token_id)
+        outputs.handles.append(handle)
+        outputs.token_counts.append(1)
+        outputs.token_ids.append(token_id)
+        params = add.sampling_params
+        stops = token_id in params.stop_token_ids or (token_id == EOS and not params.ignore_eos)
+        if stops or len(done) == params.max_tokens:
+            reason = common_pb2.FINISH_REASON_STOP if stops else common_pb2.FINISH_REASON_LENGTH
+            outputs.finished_handles.append(handle)
+            outputs.finish_reasons.append(reason)
+            outputs.stop_token_ids_plus_one.append(token_id + 1 if stops else 0)
+            del running[handle]
+    return outputs
