@@ -6,41 +6,66 @@ another parent, nor by another process group.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
-from pagewire.cli.ready import parse_ready_line
+from pagewire.cli.ready import GATEWAY_SERVICE, parse_ready_line, wait_serving
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = ("gateway", "tokenizer_svc", "scheduler_svc", "worker_svc")
 MARKER = "PAGEWIRE_TEST_STACK"
 END_TIMEOUT_S = 60.0
 
 
-class StackProcess:
+@contextmanager
+def start_stack(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Stack]:
+    """Run a stack; end it by SIGTERM and check that it leaves nothing."""
+    stack = Stack(flags, env)
+    try:
+        yield stack.wait_ready()
+        assert stack.end(signal.SIGTERM) == 0, stack.stderr()
+        assert stack.processes() == []
+        assert stack.runtime_files() == []
+    finally:
+        stack.close()
+
+
+class Stack:
     """A running `pagewire serve` with a folder of its own for sockets; `close` ends it in any case.
 
     Attributes:
-        url: Of the HTTP API.
-        target: Of the gRPC API.
+        http_url: Of the HTTP API, without /v1.
+        grpc_target: Of the public gRPC API.
     """
 
     def __init__(self, flags: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         # Short: the path of a socket has at most 107 bytes.
         self.base = Path(tempfile.mkdtemp(prefix="pw-"))
-        self.url = self.target = ""
+        self.http_url = self.grpc_target = ""
         self._marker = uuid.uuid4().hex
         self._stderr = (self.base / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pagewire.cli", "serve", "--http-port=0", "--grpc-port=0", *flags],
+            [
+                sys.executable,
+                "-m",
+                "pagewire.cli",
+                "serve",
+                "--http-port=0",
+                "--grpc-port=0",
+                *flags,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -49,7 +74,7 @@ class StackProcess:
             cwd=ROOT,
         )
 
-    def wait_ready(self) -> StackProcess:
+    def wait_ready(self) -> Stack:
         """Wait for the ready line; the test's own timeout bounds it."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -57,11 +82,24 @@ class StackProcess:
         if parsed is None:
             self.process.kill()
             raise AssertionError(f"no ready line but {line!r}; it said:\n{self.stderr()}")
-        self.url, self.target = parsed
+        self.http_url, self.grpc_target = parsed
         return self
+
+    @property
+    def scheduler_target(self) -> str:
+        """Address of the scheduler, which is internal."""
+        flags = self.child("scheduler_svc").cmdline()
+        return next(flag.partition("=")[2] for flag in flags if flag.startswith("--listen="))
 
     def stderr(self) -> str:
         return (self.base / "stderr.txt").read_text()
+
+    def wait_stderr(self, text: str) -> None:
+        """Wait until the stack has said the text on standard error."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while text not in self.stderr():
+            assert time.monotonic() < deadline, f"it did not say {text!r} but:\n{self.stderr()}"
+            assert self.process.poll() is None, f"it ended; it said:\n{self.stderr()}"
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process of the stack, wherever it hangs."""
@@ -72,6 +110,22 @@ class StackProcess:
         found = [p for p in self.processes() if module in p.cmdline()]
         assert len(found) == 1, [p.cmdline() for p in self.processes()]
         return found[0]
+
+    def wait_replaced(self, module: str, dead: psutil.Process) -> psutil.Process:
+        """Wait for the process that takes the place of a dead one, and return it."""
+        dead.wait(END_TIMEOUT_S)
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for process in self.processes():
+                if process != dead and module in process.cmdline():
+                    return process
+        raise AssertionError(f"{module} did not come back; the stack said:\n{self.stderr()}")
+
+    def wait_serving(self) -> None:
+        """Wait until the gateway says that it serves."""
+        asyncio.run(
+            asyncio.wait_for(wait_serving(self.grpc_target, GATEWAY_SERVICE), END_TIMEOUT_S)
+        )
 
     def runtime_files(self) -> list[Path]:
         """Return what the stack left, or has, in its folder."""
