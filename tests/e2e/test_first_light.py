@@ -54,9 +54,9 @@ def test_pagewire_chat_answers_paris(smollm2_stack: Stack) -> None:
 
 def test_buf_curl_answers_paris(smollm2_stack: Stack) -> None:
     url = f"http://{smollm2_stack.grpc_target}/{SERVICE}/Chat"
+    flags = ["--protocol", "grpc", "--http2-prior-knowledge"]
     answer = subprocess.run(
-        [str(BIN / "buf"), "curl", "--protocol", "grpc", "--http2-prior-knowledge"]
-        + ["-d", json.dumps(CHAT), url],
+        [str(BIN / "buf"), "curl", *flags, "-d", json.dumps(CHAT), url],
         capture_output=True,
         text=True,
         timeout=60,

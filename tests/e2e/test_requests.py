@@ -79,7 +79,8 @@ async def test_2000_requests_on_a_tiny_pool_each_get_the_tokens_they_get_alone()
     requests = [sim_request(rng, number) for number in range(NUM_SIM_REQUESTS)]
     queue = list(enumerate(requests))
     outputs: dict[int, list[int]] = {}
-    with start_stack("--device", "sim", "--num-gpu-blocks-override", "64") as stack:
+    flags = ("--device", "sim", "--num-gpu-blocks-override", "64", "--max-model-len", "512")
+    with start_stack(*flags) as stack:
         async with open_channel(stack.grpc_target) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
