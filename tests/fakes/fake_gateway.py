@@ -26,12 +26,12 @@ class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self.authorization: list[str | None] = []
         self.cancelled = asyncio.Event()
 
-    async def Chat(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def Chat(self, request: Any, context: Any) -> AsyncIterator[Any]:
         text = request.messages[-1].content
         async for event in self._answer(request, context, text, inference_pb2.ChatResponse):
             yield event
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         async for event in self._answer(
             request, context, request.text, inference_pb2.GenerateResponse
         ):
@@ -61,7 +61,9 @@ class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @asynccontextmanager
-async def running_gateway(listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[Any, str]]:
+async def running_gateway(
+    listen: str = "127.0.0.1:0", *, serving: bool = True
+) -> AsyncIterator[tuple[Any, str]]:
     """Run a fake gateway; give the servicer and the target."""
     servicer = FakeInferenceService()
 
@@ -70,7 +72,7 @@ async def running_gateway(listen: str = "127.0.0.1:0") -> AsyncIterator[tuple[An
 
     server = ServiceServer(ServerConfig(listen=listen), SERVICE_NAME, [register])
     await server.start()
-    await server.set_serving(True)
+    await server.set_serving(serving, "starting")
     try:
         yield servicer, server.address
     finally:

@@ -3,7 +3,7 @@
 `write_fake_services` makes folders that `python -m gateway` and so on find before the real ones,
 so that the supervision of a stack is tested without its parts. The environment variable
 FAKE_<SERVICE> changes what one does: `fail` ends it with an error, `crash` with exit code 3,
-`stubborn` makes it ignore SIGTERM.
+`stubborn` makes it ignore SIGTERM, `starting` keeps the gateway from ever being ready.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ async def _serve(module: str) -> int:
     get_logger(module).info("progress", stage="loading weights", done=1, total=2, unit="bytes")
     get_logger(module).warning("a_warning", number=7)
     if module == "gateway":
-        async with running_gateway(f"{flags['host']}:{flags['grpc-port']}"):
+        listen = f"{flags['host']}:{flags['grpc-port']}"
+        async with running_gateway(listen, serving=behaviour != "starting"):
             await stop
         return 0
     config = ServerConfig(listen=flags["listen"], admin_listen=flags["admin-listen"])

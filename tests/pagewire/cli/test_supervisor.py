@@ -11,20 +11,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagewire.cli.child import ChildSpec
+from pagewire.cli.child import ChildSpec, describe_exit
 from pagewire.cli.supervisor import RestartPolicy, Supervisor
 
+# os.write, because a signal may come in the middle of a print.
 SLEEPER = """
-import signal, sys
-print("up", flush=True)
-signal.signal(signal.SIGTERM, lambda *_: (print("terminated", flush=True), sys.exit(0)))
+import os, signal
+def end(*_):
+    os.write(1, b"terminated\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
 STUBBORN = """
-import signal
-signal.signal(signal.SIGTERM, lambda *_: print("ignored", flush=True))
-print("up", flush=True)
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"ignored\\n"))
+os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
@@ -51,9 +55,7 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-async def supervise(
-    recorder: Recorder, tmp_path: Path
-) -> AsyncIterator[Callable[..., Supervisor]]:
+async def supervise(recorder: Recorder, tmp_path: Path) -> AsyncIterator[Callable[..., Supervisor]]:
     """Start a supervisor of programs by name; all is killed at the end."""
     supervisors = []
 
@@ -210,7 +212,5 @@ def test_pauses_double_up_to_their_limit():
 
 
 def test_signal_numbers_are_told_by_name():
-    from pagewire.cli.child import describe_exit
-
     assert describe_exit(-signal.SIGKILL) == "signal SIGKILL"
     assert describe_exit(4) == "exit code 4"
