@@ -9,7 +9,6 @@ root owns it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from itertools import count
 from typing import Protocol
 
 from pagewire.engine_config import EngineConfig
-from pagewire.kit.errors import FailedPreconditionError, PagewireError, ServiceUnavailableError
+from pagewire.kit.errors import PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
+from scheduler_svc.engine_info import EngineInfo, engine_fingerprint, make_limits
 from scheduler_svc.executor import (
     Executor,
     KvCachePlan,
@@ -29,7 +29,6 @@ from scheduler_svc.executor import (
     WorkerUnavailableError,
 )
 from scheduler_svc.kv_sizing import plan_kv_cache
-from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.output import (
     EngineCoreOutputs,
     FinishedRequest,
@@ -75,15 +74,6 @@ class OutputSink(Protocol):
 
     def end(self, error: PagewireError) -> None:
         """The engine lets go of this client; its requests end here without another word."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What the engine serves, known once the first worker is loaded."""
-
-    facts: WorkerFacts
-    kv_cache: KvCachePlan
-    fingerprint: str
 
 
 @dataclass(slots=True)
@@ -251,7 +241,7 @@ class EngineCore:
             except WorkerUnavailableError as error:
                 reason = str(error)
             except PagewireError as error:
-                if self.info is None:
+                if self.state is EngineState.STARTING:
                     raise
                 # It was fine with this configuration before, so it may be again.
                 reason = error.message
@@ -386,37 +376,6 @@ class EngineCore:
         if self._scheduler is None:
             raise ServiceUnavailableError("the engine is starting", reason="STARTING")
         return self._scheduler
-
-
-def make_limits(config: EngineConfig, facts: WorkerFacts, plan: KvCachePlan) -> SchedulerLimits:
-    """The numbers that the scheduler goes by."""
-    scheduler, cache = config.scheduler, config.cache
-    try:
-        return SchedulerLimits(
-            max_model_len=plan.max_model_len,
-            max_num_batched_tokens=scheduler.max_num_batched_tokens,
-            max_num_seqs=scheduler.max_num_seqs,
-            block_size=plan.block_size,
-            num_blocks=plan.num_blocks,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
-            enable_prefix_caching=cache.enable_prefix_caching,
-            enable_chunked_prefill=scheduler.enable_chunked_prefill,
-            long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-            reserve_full_isl=scheduler.scheduler_reserve_full_isl,
-            watermark=scheduler.watermark,
-            max_num_queued_requests=scheduler.max_num_queued_requests,
-            max_num_queued_tokens=scheduler.max_num_queued_tokens,
-            policy=scheduler.scheduling_policy,
-        )
-    except ValueError as error:
-        raise FailedPreconditionError(str(error), reason="INVALID_ENGINE_CONFIG") from error
-
-
-def engine_fingerprint(facts: WorkerFacts) -> str:
-    """SHA-256 (hex) over what decides which tokens an engine gives."""
-    parts = (facts.weights_digest, facts.dtype, facts.sampler_version, str(facts.vocab_size))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _timings(result: ModelRunnerOutput, started_ns: int, scheduled_ns: int) -> StepTimings:

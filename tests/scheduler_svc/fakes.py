@@ -57,6 +57,7 @@ class FakeExecutor(Executor):
         super().__init__()
         self.facts = make_facts()
         self.unavailable: list[Exception] = []
+        self.allocation_error: PagewireError | None = None
         self.num_initialized = 0
         self.num_failing_steps = 0
         self.go_on = asyncio.Event()
@@ -99,6 +100,8 @@ class FakeExecutor(Executor):
         return self.facts
 
     async def allocate_kv_cache(self, plan: KvCachePlan) -> None:
+        if self.allocation_error is not None:
+            raise self.allocation_error
         self._model = SimModel(plan.num_blocks, plan.block_size)
         self._lost_reason = None
 

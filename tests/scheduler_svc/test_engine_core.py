@@ -9,7 +9,8 @@ from pagewire.kit.errors import (
     PagewireError,
     ServiceUnavailableError,
 )
-from scheduler_svc.engine_core import EngineCore, EngineState, engine_fingerprint
+from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_info import engine_fingerprint
 from scheduler_svc.executor import WorkerUnavailableError
 from scheduler_svc.stop import FinishReason, Stop
 from tests.scheduler_svc.factories import EOS, make_core_request
@@ -188,6 +189,13 @@ async def test_a_refusal_by_the_first_worker_ends_the_engine():
 async def test_a_cache_too_small_ends_the_engine():
     engine = Engine(make_config(num_gpu_blocks_override=2))
     with pytest.raises(FailedPreconditionError, match="max seq len"):
+        await engine.core.run()
+
+
+async def test_a_failed_first_allocation_ends_the_engine():
+    engine = Engine()
+    engine.executor.allocation_error = FailedPreconditionError("out of memory")
+    with pytest.raises(FailedPreconditionError, match="out of memory"):
         await engine.core.run()
 
 

@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
-from scheduler_svc import worker_client
+from scheduler_svc import execute_stream, worker_client
 from scheduler_svc.executor import (
     KvCachePlan,
     StepFailedError,
@@ -141,7 +141,7 @@ async def test_a_worker_that_dies_while_idle_is_lost():
 
 
 async def test_a_silent_worker_is_lost(monkeypatch):
-    monkeypatch.setattr(worker_client, "HEARTBEAT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(execute_stream, "HEARTBEAT_TIMEOUT_S", 0.2)
     scheduler = make_scheduler()
     add(scheduler, 5)
     async with workers() as (worker,), executor_of(worker.address) as executor:
