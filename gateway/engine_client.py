@@ -151,7 +151,9 @@ class EngineClient:
     def _on_lost(self, reason: str) -> None:
         if self._give_up is None:
             num_requests = len(self._orphans)
-            log.warning("engine_lost", target=self.target, reason=reason, num_requests=num_requests)
+            # One that has not been there yet is starting, as this gateway is.
+            tell = log.info if self.info is None else log.warning
+            tell("engine_lost", target=self.target, reason=reason, num_requests=num_requests)
             timeout_s = self._settings.recovery_timeout_s
             self._give_up = asyncio.get_running_loop().call_later(timeout_s, self._on_give_up)
         else:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from gateway.config import RequestLimits
 from gateway.engine_client import EngineInfo
-from gateway.generation import ChatPrompt, GenerationRequest
+from gateway.generation import ChatPrompt, GenerationRequest, Prompt
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams, check_token_ids
 
@@ -62,7 +62,7 @@ def check_sizes(request: GenerationRequest, limits: RequestLimits, info: EngineI
         )
     for prompt in request.prompts:
         if isinstance(prompt, tuple):
-            _check_length(len(prompt), info.max_model_len)
+            _check_length(len(prompt), info.max_model_len, "prompt")
             _check_token_ids(prompt, info.vocab_size)
         else:
             check_prompt_bytes(prompt, limits.max_prompt_bytes)
@@ -74,7 +74,7 @@ def check_prompt_bytes(prompt: str | ChatPrompt, max_bytes: int) -> None:
     Raises:
         InvalidRequestError: Names the limit.
     """
-    field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    field = _field(prompt)
     texts = [prompt] if isinstance(prompt, str) else _texts(prompt)
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > max_bytes:
@@ -93,7 +93,7 @@ def fit_to_context(
     Raises:
         InvalidRequestError: The prompt, or prompt and max_tokens, exceed the context.
     """
-    _check_length(num_prompt_tokens, info.max_model_len)
+    _check_length(num_prompt_tokens, info.max_model_len, _field(request.prompts[0]))
     room = info.max_model_len - num_prompt_tokens
     explicit = request.sampling.get("max_tokens")
     if explicit is not None:
@@ -127,16 +127,21 @@ def _check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
         check_token_ids("prompt", token_ids, vocab_size)
 
 
-def _check_length(num_prompt_tokens: int, max_model_len: int) -> None:
+def _field(prompt: Prompt) -> str:
+    """Return the name of the client's field that the prompt came in."""
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
+def _check_length(num_prompt_tokens: int, max_model_len: int, field: str) -> None:
     if num_prompt_tokens == 0:
         raise InvalidRequestError(
-            "prompt: it has no tokens; give at least one", reason="EMPTY_PROMPT", field="prompt"
+            f"{field}: it has no tokens; give at least one", reason="EMPTY_PROMPT", field=field
         )
     if num_prompt_tokens >= max_model_len:
         raise _too_long(
             f"the prompt has {num_prompt_tokens} tokens, which leaves no room for output",
             max_model_len,
-            "prompt",
+            field,
         )
 
 

@@ -2,9 +2,8 @@
 
 It spells `fake_tokenizer` bytes: an output is the prompt backwards, over and over, and a request
 whose prompt holds EOS ends with EOS after one round. So a resumed request goes on where it was.
-`hold` stops the tokens, `lose_streams` breaks every stream, `refusal` refuses adds, `ghost` admits
-nothing; `adds` and `aborts` keep what was seen. `async with FakeScheduler() as fake` listens on
-`fake.target`.
+Clearing `go_on` holds the tokens back, `max_frames_per_stream` bounds them, `lose_streams` ends
+every stream, `refusal` refuses adds; `opens`, `adds` and `aborts` keep what was seen.
 """
 
 from __future__ import annotations
@@ -32,6 +31,10 @@ def expected_output(prompt_token_ids: Sequence[int], num_tokens: int) -> list[in
     return [body[i % len(body)] for i in range(num_tokens)]
 
 
+class _Running(dict[int, tuple[Any, list[int]]]):
+    """By handle: the add, and the output so far."""
+
+
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """The service and its server; the figures of `info` may be changed before it is entered."""
 
@@ -49,9 +52,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.adds: list[Any] = []
         self.aborts: list[tuple[str, int]] = []
         self.refusal: Any = None
-        self.go_on, self.admits = asyncio.Event(), True
+        self.go_on = asyncio.Event()
         self.go_on.set()
-        self.max_tokens_per_stream: int | None = None
+        self.max_frames_per_stream: int | None = None
         self.changed = asyncio.Condition()
         self._lost = asyncio.Event()
         self._server = ServiceServer(
@@ -84,9 +87,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self.info
 
     async def EngineStream(self, request_iterator: Any, context: Any) -> None:
-        running: dict[int, tuple[Any, list[int]]] = {}
-        pump = asyncio.create_task(self._pump(context, running))
-        read = asyncio.create_task(self._read(context, running))
+        running, added = _Running(), asyncio.Event()
+        pump = asyncio.create_task(self._pump(context, running, added))
+        read = asyncio.create_task(self._read(context, running, added))
         lost = asyncio.create_task(self._lost.wait())
         try:
             await asyncio.wait((pump, read, lost), return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +98,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 task.cancel()
             await asyncio.gather(pump, read, lost, return_exceptions=True)
 
-    async def _read(self, context: Any, running: dict[int, tuple[Any, list[int]]]) -> None:
+    async def _read(self, context: Any, running: _Running, added: asyncio.Event) -> None:
         while (frame := await context.read()) is not grpc.aio.EOF and not frame.close:
             answer = scheduler_pb2.EngineStreamResponse()
             if frame.HasField("open"):
@@ -109,14 +112,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 request_id = running.pop(handle)[0].request_id if handle in running else "ended"
                 self.aborts.append((request_id, reason))
             await context.write(answer)
+            added.set()
             async with self.changed:
                 self.changed.notify_all()
 
-    def _take(self, add: Any, answer: Any, running: dict[int, tuple[Any, list[int]]]) -> None:
+    def _take(self, add: Any, answer: Any, running: _Running) -> None:
         self.adds.append(add)
         if self.refusal is not None:
             answer.refusals.add(handle=add.handle).MergeFrom(self.refusal)
-        elif self.admits:
+        else:
             answer.admitted_handles.append(add.handle)
             outputs = answer.outputs
             outputs.scheduled_handles.append(add.handle)
@@ -124,18 +128,22 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             outputs.queue_ns.append(1)
             running[add.handle] = (add, list(add.output_token_ids))
 
-    async def _pump(self, context: Any, running: dict[int, tuple[Any, list[int]]]) -> None:
-        """One token for each request in each frame, then the reader gets its turn."""
+    async def _pump(self, context: Any, running: _Running, added: asyncio.Event) -> None:
+        """One token for each request in each frame; between frames the reader gets its turn."""
         num_frames = 0
-        while True:
-            await asyncio.sleep(0 if running else 0.001)
+        while num_frames != self.max_frames_per_stream:
             await self.go_on.wait()
-            if running and num_frames != self.max_tokens_per_stream:
+            added.clear()
+            if running:
                 num_frames += 1
                 await context.write(scheduler_pb2.EngineStreamResponse(outputs=_step(running)))
+                await asyncio.sleep(0)
+            else:
+                await added.wait()
+        await self._lost.wait()
 
 
-def _step(running: dict[int, tuple[Any, list[int]]]) -> Any:
+def _step(running: _Running) -> Any:
     outputs = scheduler_pb2.EngineOutputs()
     for handle, (add, done) in list(running.items()):
         token_id = expected_output(add.prompt_token_ids, len(done) + 1)[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -10,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig, Timeouts
-from gateway.server import GatewayServer
+from gateway.server import SERVICE_NAME, GatewayServer
 from pagewire.kit.channels import open_channel
+from pagewire.kit.health import NOT_SERVING, SERVING
 from pagewire.v1 import inference_pb2_grpc
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
@@ -26,6 +27,7 @@ class Gateway:
     server: GatewayServer
     http: httpx.AsyncClient
     grpc: Any
+    health: Any
     scheduler: FakeScheduler
     tokenizer: FakeTokenizer
 
@@ -34,9 +36,11 @@ class Gateway:
         return str(self.http.base_url)
 
     async def until_ready(self, ready: bool = True) -> None:
-        async with asyncio.timeout(20):
-            while (not self.server.readiness.reason()) is not ready:
-                await asyncio.sleep(0.005)
+        request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+        wanted = SERVING if ready else NOT_SERVING
+        async for answer in self.health.Watch(request, timeout=20):
+            if answer.status == wanted:
+                return
 
 
 GatewayFactory = Callable[..., AbstractAsyncContextManager[Gateway]]
@@ -81,7 +85,8 @@ async def _run_gateway(
                 open_channel(server.grpc_server.address) as channel,
             ):
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                running = Gateway(server, http, stub, fake_scheduler, fake_tokenizer)
+                health = health_pb2_grpc.HealthStub(channel)
+                running = Gateway(server, http, stub, health, fake_scheduler, fake_tokenizer)
                 if wait:
                     await running.until_ready()
                 yield running
