@@ -15,7 +15,6 @@ _LOUD_LEVELS = frozenset({"warning", "error", "critical"})
 # In every line, or shown in another way.
 _PLAIN_KEYS = frozenset({"event", "level", "timestamp", "logger", "service", "exception"})
 _MAX_TEXT_CHARS = 400
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Console:
@@ -42,7 +41,7 @@ class Console:
         self._verbose = verbose
         self._in_place = self._stream.isatty()
         self._progress = ""
-        self._stages: dict[str, str] = {}
+        self._stage = ""
         self._log_dir = log_dir
         self._files: dict[str, TextIO] = {}
         if log_dir is not None:
@@ -55,8 +54,8 @@ class Console:
         record = _parse(line)
         if record is None:
             self.say(f"{child}: {_cut(line)}")
-        elif "stage" in record and not self._verbose:
-            self._show_progress(child, record)
+        elif record["event"] in _PROGRESS_TEXTS and not self._verbose:
+            self._show_progress(record)
         elif self._verbose or record.get("level") in _LOUD_LEVELS:
             self.say(_readable(child, record, traceback=self._verbose))
 
@@ -80,15 +79,15 @@ class Console:
             file.close()
         self._files.clear()
 
-    def _show_progress(self, child: str, record: dict[str, Any]) -> None:
-        text = f"{child}: {progress_text(record)}"
+    def _show_progress(self, record: dict[str, Any]) -> None:
+        stage, amount = _PROGRESS_TEXTS[record["event"]](record)
         if self._in_place:
             self.clear_progress()
-            self._progress = _cut(text, 78)
+            self._progress = _cut(f"{stage}{amount} ...", 78)
             self._write(self._progress)
-        elif self._stages.get(child) != record["stage"]:
-            self._stages[child] = record["stage"]
-            self._write(text + "\n")
+        elif self._stage != stage:
+            self._stage = stage
+            self._write(f"{_cut(stage)} ...\n")
 
     def _keep(self, log_dir: Path, child: str, line: str) -> None:
         try:
@@ -109,23 +108,22 @@ class Console:
             self._in_place = False
 
 
-def progress_text(record: dict[str, Any]) -> str:
-    """Return `loading weights 45 % of 98 MiB` for a record with stage, done, total and unit."""
-    stage, done, total = record["stage"], record.get("done"), record.get("total")
-    unit = record.get("unit") or ""
+def _worker_progress(record: dict[str, Any]) -> tuple[str, str]:
+    """Return what a worker does and how far it is: the scheduler passes on what each one tells."""
+    stage = str(record.get("stage")).replace("_", " ")
+    done, total = record.get("done"), record.get("total")
     if not isinstance(total, int) or not isinstance(done, int) or total <= 0:
-        return str(stage)
-    size = _bytes_text(total) if unit == "bytes" else f"{total} {unit}".rstrip()
-    return f"{stage} {100 * done // total} % of {size}"
+        return f"worker: {stage}", ""
+    return f"worker: {stage}", f" {100 * done // total} %"
 
 
-def _bytes_text(size: int) -> str:
-    value = float(size)
-    for unit in _BYTE_UNITS[:-1]:
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} {_BYTE_UNITS[-1]}"
+def _kv_cache_sized(record: dict[str, Any]) -> tuple[str, str]:
+    """Return the size of the KV cache that is allocated next."""
+    blocks, block_size = record.get("num_blocks"), record.get("block_size")
+    return f"worker: allocate KV cache, {blocks} blocks of {block_size} tokens", ""
+
+
+_PROGRESS_TEXTS = {"worker_progress": _worker_progress, "kv_cache_sized": _kv_cache_sized}
 
 
 def _parse(line: str) -> dict[str, Any] | None:

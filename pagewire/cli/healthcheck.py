@@ -43,7 +43,9 @@ def run(arguments: Sequence[str]) -> int:
     config = load_config(HealthcheckConfig, prog="pagewire healthcheck", argv=arguments)
     service = _SHORT_NAMES.get(config.service, config.service)
     status = asyncio.run(check(config.target, service, config.timeout_s))
-    reason = f": {status.reason}" if status.reason else ""
+    # Why a connection failed is the transport's talk, long and without news.
+    tell = status.reason and status.status != "UNREACHABLE"
+    reason = f": {status.reason}" if tell else ""
     stream = sys.stdout if status.serving else sys.stderr
     print(f"{config.target} is {status.status}{reason}", file=stream)
     return 0 if status.serving else 1

@@ -160,7 +160,9 @@ def plan_children(
         addresses: See `choose_addresses`.
         environment: Of the children; they read settings from it too, so flags must win over it.
     """
-    model = config.engine.model
+    model = config.engine.model.model
+    # Both resolve the model for themselves, so both must ask for the same revision of it.
+    revision = config.engine.load.revision
     own = {
         "gateway": [
             f"--host={config.stack.host}",
@@ -175,7 +177,10 @@ def plan_children(
             *to_argv(config.engine, env=environment),
         ],
         "worker": [],
-        "tokenizer": [f"--model={model.model}"],
+        "tokenizer": [
+            f"--model={model}",
+            *([f"--revision={revision}"] if revision is not None else []),
+        ],
     }
     return [
         ChildSpec(service, (*_python(service), *_common(service, config.stack, addresses), *flags))

@@ -49,7 +49,7 @@ async def _serve(module: str) -> int:
         return 3
     if behaviour == "stubborn":
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
-    get_logger(module).info("progress", stage="loading weights", done=1, total=2, unit="bytes")
+    get_logger(module).info("worker_progress", stage="load_weights", done=1, total=2)
     get_logger(module).warning("a_warning", number=7)
     if module == "gateway":
         listen = f"{flags['host']}:{flags['grpc-port']}"

@@ -66,7 +66,7 @@ def test_a_signal_ends_the_stack_without_a_trace(start, signals, exit_code):
 
 def test_a_signal_while_it_starts_ends_the_stack(start):
     stack = start(FAKE_GATEWAY="starting")
-    stack.wait_stderr("worker: loading weights")
+    stack.wait_stderr("worker: load weights")
     stack.end(signal.SIGTERM)
     assert stack.processes() == []
     assert stack.runtime_files() == []
@@ -158,7 +158,7 @@ def test_warnings_and_stages_are_shown_and_the_rest_is_kept_for_the_log_files(st
     stack = start(f"--log-dir={tmp_path / 'logs'}").wait_ready()
     stack.end(signal.SIGTERM)
     assert "worker: warning: a_warning number=7" in stack.stderr()
-    assert "worker: loading weights 50 % of 2 B" in stack.stderr()
+    assert "worker: load weights ...\n" in stack.stderr()
     assert "listening" not in stack.stderr()
     assert '"event": "listening"' in (tmp_path / "logs" / "worker.log").read_text()
 

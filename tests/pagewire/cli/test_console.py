@@ -1,0 +1,83 @@
+"""Tests of what the terminal shows."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from pagewire.cli.console import Console
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def record(event: str, level: str = "info", **fields: object) -> str:
+    return json.dumps({"event": event, "level": level, "service": "x", **fields})
+
+
+def test_only_warnings_and_worse_are_shown():
+    stream = io.StringIO()
+    console = Console(stream)
+    for level in ("debug", "info", "warning", "error"):
+        console.line("scheduler", record(f"event_{level}", level, request_id="r1"))
+    assert stream.getvalue() == (
+        "scheduler: warning: event_warning request_id=r1\n"
+        "scheduler: error: event_error request_id=r1\n"
+    )
+
+
+def test_text_that_is_no_log_line_is_shown():
+    stream = io.StringIO()
+    Console(stream).line("worker", "{Segmentation fault")
+    Console(stream).line("worker", '{"json": "but no log line"}')
+    assert stream.getvalue().startswith("worker: {Segmentation fault\nworker: {")
+
+
+def test_a_traceback_is_its_last_line_unless_all_is_shown():
+    line = record("crash", "error", exception="Traceback ...\n  File x\nValueError: no")
+    short, long = io.StringIO(), io.StringIO()
+    Console(short).line("worker", line)
+    Console(long, verbose=True).line("worker", line)
+    assert short.getvalue() == "worker: error: crash (ValueError: no)\n"
+    assert "  File x" in long.getvalue()
+
+
+def test_progress_on_a_terminal_changes_in_place_and_goes_away():
+    stream = Terminal()
+    console = Console(stream)
+    console.line("scheduler", record("worker_progress", stage="load_weights", done=1, total=4))
+    console.line("scheduler", record("worker_progress", stage="load_weights", done=4, total=4))
+    console.clear_progress()
+    clear = "\r\x1b[K"
+    assert stream.getvalue() == (
+        f"worker: load weights 25 % ...{clear}worker: load weights 100 % ...{clear}"
+    )
+
+
+def test_progress_in_a_file_is_one_line_a_stage():
+    stream = io.StringIO()
+    console = Console(stream)
+    for done in (0, 1, 2):
+        console.line("scheduler", record("worker_progress", stage="load", done=done, total=2))
+    console.line("scheduler", record("kv_cache_sized", num_blocks=8, block_size=16))
+    assert stream.getvalue() == (
+        "worker: load ...\nworker: allocate KV cache, 8 blocks of 16 tokens ...\n"
+    )
+
+
+def test_a_child_cannot_move_the_cursor():
+    stream = io.StringIO()
+    Console(stream).line("worker", "a\x1b[2Jb")
+    assert stream.getvalue() == "worker: a [2Jb\n"
+
+
+def test_log_files_that_cannot_be_written_do_not_stop_the_stack(tmp_path):
+    stream = io.StringIO()
+    console = Console(stream, log_dir=tmp_path / "logs")
+    (tmp_path / "logs" / "worker.log").mkdir()
+    for _ in range(2):
+        console.line("worker", record("event", "warning"))
+    assert stream.getvalue().count("no more log files") == 1
+    assert stream.getvalue().count("worker: warning: event") == 2

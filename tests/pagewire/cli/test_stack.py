@@ -1,0 +1,130 @@
+"""Tests of the plan of a stack: what flags become what command lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.config import GatewayConfig
+from pagewire.cli.stack import (
+    Addresses,
+    GatewayOptions,
+    ServeConfig,
+    StackConfig,
+    choose_addresses,
+    plan_children,
+    plan_environment,
+    reachable,
+)
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.config import ConfigError, load_config
+from pagewire.kit.config_fields import settings_of
+from scheduler_svc.config import SchedulerServiceConfig
+from tokenizer_svc.config import TokenizerServiceConfig
+from worker_svc.config import WorkerConfig
+
+CONFIGS = {
+    "gateway": GatewayConfig,
+    "scheduler": SchedulerServiceConfig,
+    "worker": WorkerConfig,
+    "tokenizer": TokenizerServiceConfig,
+}
+RUNTIME_DIR = Path("/run/pagewire-1-x")
+
+
+def plan(*flags: str, env: dict[str, str] | None = None) -> dict[str, list[str]]:
+    """Return the flags of each child by its name."""
+    config = load_config(
+        ServeConfig,
+        prog="pagewire serve",
+        argv=["--http-port=0", "--grpc-port=0", *flags],
+        env=env or {},
+    )
+    addresses = choose_addresses(config.stack, RUNTIME_DIR)
+    children = plan_children(config, addresses, env or {})
+    assert all(child.argv[:3] == (sys.executable, "-P", "-m") for child in children)
+    return {child.name: list(child.argv[4:]) for child in children}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--internal-transport=tcp", "--metrics-port-base=9100"),
+        ("--model=some/model", "--revision=v2", "--max-model-len=512", "--max-body-bytes=2000000"),
+    ],
+)
+def test_every_service_reads_its_flags(flags):
+    for name, arguments in plan(*flags).items():
+        assert load_config(CONFIGS[name], prog=name, argv=arguments, env={}) is not None
+
+
+def test_engine_flags_go_to_the_scheduler_and_the_model_to_the_tokenizer_too():
+    children = plan("--model=some/model", "--max-model-len=512", "--revision=v2")
+    scheduler = load_config(SchedulerServiceConfig, prog="x", argv=children["scheduler"], env={})
+    engine = next(
+        value for name in scheduler.__dataclass_fields__
+        if isinstance(value := getattr(scheduler, name), EngineConfig)
+    )  # fmt: skip
+    assert (engine.model.model, engine.model.max_model_len) == ("some/model", 512)
+    assert {"--model=some/model", "--revision=v2"} <= set(children["tokenizer"])
+    assert not any("max-model-len" in flag for flag in children["worker"])
+
+
+def test_a_flag_wins_over_a_variable_that_the_child_inherits():
+    env = {"PAGEWIRE_BLOCK_SIZE": "32"}
+    assert "--block-size=16" in plan("--block-size=16", env=env)["scheduler"]
+
+
+def test_children_are_drained_from_the_clients_inwards():
+    assert list(plan()) == ["gateway", "scheduler", "worker", "tokenizer"]
+
+
+def test_metrics_ports_follow_one_another():
+    children = plan("--metrics-port-base=9100")
+    ports = {name: next(f for f in flags if "metrics" in f) for name, flags in children.items()}
+    assert ports["gateway"] == "--metrics-port=9100" and ports["worker"] == "--metrics-port=9103"
+
+
+def test_the_gateways_settings_are_those_of_the_gateway():
+    own = {s.flag: (s.default, s.help) for s in settings_of(GatewayConfig)}
+    assert {s.flag: (s.default, s.help) for s in settings_of(GatewayOptions)}.items() <= own.items()
+
+
+def test_every_setting_of_the_gateway_is_given_or_left_out_on_purpose():
+    serve = {setting.flag for setting in settings_of(ServeConfig)}
+    planned = {flag.partition("=")[0] for flag in plan()["gateway"]}
+    left_out = {"--gateway-id", "--tokenizer-timeout", "--connect-timeout", "--body-timeout"}
+    assert {s.flag for s in settings_of(GatewayConfig)} - serve - planned == left_out
+
+
+def test_keys_travel_in_the_environment():
+    config = load_config(ServeConfig, prog="x", argv=["--api-key=a", "--api-key=b"], env={})
+    assert plan_environment(config, {})["PAGEWIRE_API_KEY"] == "a,b"
+
+
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1"):
+        choose_addresses(StackConfig(host="192.0.2.1", http_port=0), RUNTIME_DIR)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--http-port=70000"], "--http-port 70000: must be between 0 and 65535"),
+        (["--http-port=9", "--grpc-port=9"], "--grpc-port 9: must differ from the HTTP port"),
+        (["--block-size=0"], "--block-size 0: must be between 1 and 1024"),
+        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_wrong_flags_are_found_before_anything_starts(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(ServeConfig, prog="x", argv=flags, env={})
+
+
+def test_clients_reach_a_wildcard_address_by_loopback():
+    addresses = Addresses("0.0.0.0:80", "[::]:81", {}, {})
+    assert (addresses.http_url, addresses.grpc_target) == ("http://127.0.0.1:80", "[::1]:81")
+    assert reachable("10.0.0.1:5") == "10.0.0.1:5"
