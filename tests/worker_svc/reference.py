@@ -76,12 +76,13 @@ def _load_smollm2() -> Any:
     from transformers import AutoModelForCausalLM, GgufConfig
 
     gguf = resolve_model("smollm2").path
+    # `from_pretrained` gives a model in evaluation mode.
     return AutoModelForCausalLM.from_pretrained(
         str(gguf.parent),
         gguf_file=gguf.name,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
-    ).eval()
+    )
 
 
 def main() -> None:

@@ -85,27 +85,44 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> dict[str, _StoredTensor]:
+    header, start = _read_header(path)
+    data = np.memmap(path, dtype=np.uint8, mode="c")[start:]
+    header.pop("__metadata__", None)
+    return {name: _stored_tensor(path, name, entry, data) for name, entry in header.items()}
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The JSON header, and the offset at which tensor data starts."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
         if header_bytes > min(MAX_HEADER_BYTES, size - 8):
-            raise WeightsError(f"{path.name}: header of {header_bytes} bytes in {size} bytes")
-        header = json.loads(file.read(header_bytes))
-    data = np.memmap(path, dtype=np.uint8, mode="c", offset=0)[8 + header_bytes :]
-    header.pop("__metadata__", None)
-    return {name: _stored_tensor(path, name, entry, data) for name, entry in header.items()}
+            raise WeightsError(
+                f"{path.name} is damaged: a header of {header_bytes} bytes in a file of {size}"
+            )
+        try:
+            header = json.loads(file.read(header_bytes))
+        except ValueError as error:
+            raise WeightsError(f"{path.name} is damaged: its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise WeightsError(f"{path.name} is damaged: its header is not a JSON object")
+    return header, 8 + header_bytes
 
 
 def _stored_tensor(
     path: Path, name: str, entry: Mapping[str, Any], data: npt.NDArray[np.uint8]
 ) -> _StoredTensor:
-    dtype = _DTYPES.get(str(entry["dtype"]))
+    try:
+        dtype_name = str(entry["dtype"])
+        shape = tuple(int(size) for size in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path.name} is damaged: the entry of tensor {name}") from error
+    dtype = _DTYPES.get(dtype_name)
     if dtype is None:
-        raise WeightsError(f"{path.name}: tensor {name} has unsupported type {entry['dtype']}")
-    shape = tuple(int(size) for size in entry["shape"])
-    begin, end = (int(offset) for offset in entry["data_offsets"])
+        raise WeightsError(f"{path.name}: tensor {name} has unsupported type {dtype_name}")
     expected = math.prod(shape) * dtype.itemsize
-    if not 0 <= begin <= end <= len(data) or end - begin != expected:
+    if min(shape, default=0) < 0 or not 0 <= begin <= end <= len(data) or end - begin != expected:
         raise WeightsError(
             f"{path.name}: tensor {name} of shape {shape} needs {expected} bytes, "
             f"has offsets {begin} to {end} in {len(data)} bytes"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pagewire.model_source import resolve_model
+from worker_svc.weights.gguf_source import GgufSource, hf_name, unpermute_rows
+from worker_svc.weights.source import WeightsError, open_weights
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("blk.12.attn_q.bias", "model.layers.12.self_attn.q_proj.bias"),
+        ("blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+        ("blk.3.attn_k_norm.weight", "model.layers.3.self_attn.k_norm.weight"),
+    ],
+)
+def test_names_become_those_of_hugging_face(name: str, expected: str) -> None:
+    assert hf_name(name) == expected
+
+
+@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.ffn_gate_exps.weight", "blk.x.y"])
+def test_an_unknown_tensor_is_refused_by_name(name: str) -> None:
+    with pytest.raises(WeightsError, match=name):
+        hf_name(name)
+
+
+def test_unpermuting_undoes_the_conversion_of_rows() -> None:
+    heads, half, columns = 3, 4, 5
+    original = torch.arange(heads * 2 * half * columns).view(-1, columns)
+    halves = original.view(heads, 2, half, columns)
+    converted = halves.transpose(1, 2).reshape(original.shape)
+    assert not torch.equal(converted, original)
+    assert torch.equal(unpermute_rows(converted, heads), original)
+
+
+def test_the_embedded_model_has_its_shape() -> None:
+    source = open_weights(resolve_model("smollm2"))
+    assert isinstance(source, GgufSource)
+    assert source.config["architectures"] == ["LlamaForCausalLM"]
+    assert source.config["num_key_value_heads"] == 3
+    assert source.config["tie_word_embeddings"] is True
+    assert len(source.names()) == 272
+    assert source.tensor("model.layers.0.self_attn.k_proj.weight").shape == (192, 576)
