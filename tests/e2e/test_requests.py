@@ -1,5 +1,7 @@
 """Many requests at once, requests that go away, pools that are far too small."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 from collections.abc import Callable
