@@ -27,8 +27,9 @@ class SamplingFlags:
 
     max_tokens: int | None = None
     """Most tokens of the answer. Default: 16 for complete, the rest of the context for chat."""
-    temperature: float | None = None
-    """0: always the most likely token. Default: the model's."""
+    temperature: float = 0.0
+    """Default 0: always the most likely token, so that an answer can be had again. Higher is more
+    varied."""
     top_p: float | None = None
     """Draw from the most likely tokens that together have this probability."""
     seed: int | None = None

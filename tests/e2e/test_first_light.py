@@ -41,7 +41,7 @@ def test_the_openai_client_streams_paris(smollm2_stack: Stack) -> None:
 
 
 def test_pagewire_chat_answers_paris(smollm2_stack: Stack) -> None:
-    command = ["chat", QUESTION, "--target", smollm2_stack.grpc_target, "--temperature", "0"]
+    command = ["chat", QUESTION, "--target", smollm2_stack.grpc_target]
     answer = subprocess.run(
         [str(BIN / "pagewire"), *command, "--max-tokens", "40"],
         capture_output=True,
