@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 _LOUD_LEVELS = frozenset({"warning", "error", "critical"})
 # In every line, or shown in another way.
 _PLAIN_KEYS = frozenset({"event", "level", "timestamp", "logger", "service", "exception"})
+_HOLD_S = 10.0
+_MAX_HELD_LINES = 100
 _MAX_TEXT_CHARS = 400
 
 
@@ -21,11 +25,18 @@ class Console:
     """Writes to one stream; close it to close its files.
 
     On a terminal, progress is a last line that changes in place; anywhere else each stage is a
-    line of its own.
+    line of its own. While the stack starts, warnings of the children are held back for a while:
+    they are shown once it is ready, or a child dies, or it takes long; if it gives up, its reason
+    stands alone.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, *, verbose: bool = False, log_dir: Path | None = None
+        self,
+        stream: TextIO | None = None,
+        *,
+        verbose: bool = False,
+        log_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare.
 
@@ -33,6 +44,7 @@ class Console:
             stream: Default: standard error.
             verbose: Show every line of the children, not only warnings.
             log_dir: Folder for one file a child with its complete output; it is created.
+            clock: Seconds, monotonic.
 
         Raises:
             OSError: The folder cannot be used.
@@ -42,6 +54,9 @@ class Console:
         self._in_place = self._stream.isatty()
         self._progress = ""
         self._stage = ""
+        self._held: list[str] = []
+        self._clock = clock
+        self._hold_until_s = clock() + _HOLD_S
         self._log_dir = log_dir
         self._files: dict[str, TextIO] = {}
         if log_dir is not None:
@@ -56,11 +71,28 @@ class Console:
             self.say(f"{child}: {_cut(line)}")
         elif record["event"] in _PROGRESS_TEXTS and not self._verbose:
             self._show_progress(record)
-        elif self._verbose or record.get("level") in _LOUD_LEVELS:
-            self.say(_readable(child, record, traceback=self._verbose))
+        elif self._verbose:
+            self.say(_readable(child, record, traceback=True))
+        elif record.get("level") in _LOUD_LEVELS:
+            self._held.append(_readable(child, record, traceback=False))
+            if self._clock() >= self._hold_until_s or len(self._held) >= _MAX_HELD_LINES:
+                self.release()
 
     def restarting(self, child: str, reason: str, delay_s: float) -> None:
+        self.release()
         self.say(f"pagewire: the {child} died ({_cut(reason)}); starting it again in {delay_s:g} s")
+
+    def release(self) -> None:
+        """Show what was held back, and hold nothing back from now on."""
+        self._hold_until_s = self._clock()
+        held, self._held = self._held, []
+        for text in held:
+            self.say(text)
+
+    def gave_up(self, reason: str) -> None:
+        """Say why the stack ends, in one line; what was held back says the same in more words."""
+        self._held.clear()
+        self.say(f"error: {reason}")
 
     def say(self, text: str) -> None:
         """Write a line of our own."""

@@ -109,10 +109,11 @@ async def _run(
             serving.result()
             supervisor.ready = True
             console.clear_progress()
+            console.release()
             print(ready_line(addresses, config.engine.served_model_names[0]), flush=True)
             await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
-            console.say(f"error: {failed.result()}")
+            console.gave_up(failed.result())
             await supervisor.stop(_GIVEN_UP_TIMEOUT_S)
             return 1
         return await _drain(config, supervisor, console, signals)

@@ -58,12 +58,20 @@ def test_a_killed_child_comes_back_and_serves(stack: Stack, module: str) -> None
     assert complete(stack).status_code == 200
 
 
-def test_a_model_that_is_not_there_is_one_clear_line() -> None:
-    stack = Stack(["--model", "/nowhere/model"])
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--model=/nowhere/model"], "/nowhere/model"),
+        (["--device=sim", "--max-model-len=1000000"], "--max-model-len"),
+        (["--device=sim", "--kv-cache-memory-bytes=1000000"], "--kv-cache-memory-bytes"),
+    ],
+)
+def test_what_keeps_a_stack_from_starting_is_one_clear_line(flags: list[str], reason: str) -> None:
+    stack = Stack(flags)
     try:
         assert stack.end() == 1
-        errors = [line for line in stack.stderr().splitlines() if line.startswith("error: ")]
-        assert len(errors) == 1 and "/nowhere/model" in errors[0]
+        errors = [line for line in stack.stderr().splitlines() if "error" in line]
+        assert len(errors) == 1 and errors[0].startswith("error: ") and reason in errors[0]
         assert psutil.wait_procs(stack.processes(), timeout=0)[1] == []
         assert stack.runtime_files() == []
     finally:

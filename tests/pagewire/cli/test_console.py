@@ -20,6 +20,7 @@ def record(event: str, level: str = "info", **fields: object) -> str:
 def test_only_warnings_and_worse_are_shown():
     stream = io.StringIO()
     console = Console(stream)
+    console.release()
     for level in ("debug", "info", "warning", "error"):
         console.line("scheduler", record(f"event_{level}", level, request_id="r1"))
     assert stream.getvalue() == (
@@ -38,7 +39,9 @@ def test_text_that_is_no_log_line_is_shown():
 def test_a_traceback_is_its_last_line_unless_all_is_shown():
     line = record("crash", "error", exception="Traceback ...\n  File x\nValueError: no")
     short, long = io.StringIO(), io.StringIO()
-    Console(short).line("worker", line)
+    console = Console(short)
+    console.line("worker", line)
+    console.release()
     Console(long, verbose=True).line("worker", line)
     assert short.getvalue() == "worker: error: crash (ValueError: no)\n"
     assert "  File x" in long.getvalue()
@@ -76,8 +79,47 @@ def test_a_child_cannot_move_the_cursor():
 def test_log_files_that_cannot_be_written_do_not_stop_the_stack(tmp_path):
     stream = io.StringIO()
     console = Console(stream, log_dir=tmp_path / "logs")
+    console.release()
     (tmp_path / "logs" / "worker.log").mkdir()
     for _ in range(2):
         console.line("worker", record("event", "warning"))
     assert stream.getvalue().count("no more log files") == 1
     assert stream.getvalue().count("worker: warning: event") == 2
+
+
+def test_warnings_while_the_stack_starts_are_shown_once_it_is_ready():
+    stream = io.StringIO()
+    console = Console(stream)
+    console.line("worker", record("slow", "warning"))
+    assert stream.getvalue() == ""
+    console.release()
+    assert stream.getvalue() == "worker: warning: slow\n"
+
+
+def test_why_the_stack_gave_up_stands_alone():
+    stream = io.StringIO()
+    console = Console(stream)
+    console.line("worker", record("model_load_failed", "error"))
+    console.gave_up("no such model")
+    assert stream.getvalue() == "error: no such model\n"
+
+
+def test_a_start_that_takes_long_shows_its_warnings():
+    stream = io.StringIO()
+    times = iter([0.0, 9.0, 11.0, 11.0])
+    console = Console(stream, clock=lambda: next(times))
+    console.line("worker", record("first", "warning"))
+    assert stream.getvalue() == ""
+    console.line("worker", record("second", "warning"))
+    assert stream.getvalue() == "worker: warning: first\nworker: warning: second\n"
+
+
+def test_a_death_shows_what_came_before_it():
+    stream = io.StringIO()
+    console = Console(stream)
+    console.line("worker", record("out_of_memory", "error"))
+    console.restarting("worker", "signal SIGKILL", 0.2)
+    assert stream.getvalue().splitlines() == [
+        "worker: error: out_of_memory",
+        "pagewire: the worker died (signal SIGKILL); starting it again in 0.2 s",
+    ]
