@@ -24,6 +24,8 @@ from pagewire.v1 import common_pb2, inference_pb2
 
 GENERATE_DEFAULT_MAX_TOKENS = 16
 
+_MAX_REQUEST_ID_CHARS = 128
+
 Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
 Event = (
     inference_pb2.GenerationStarted
@@ -156,6 +158,10 @@ def _request(
     timeout_s: float | None,
     default_max_tokens: int | None,
 ) -> GenerationRequest:
+    if len(message.request_id) > _MAX_REQUEST_ID_CHARS:
+        raise InvalidRequestError(
+            f"request_id: must have at most {_MAX_REQUEST_ID_CHARS} characters", field="request_id"
+        )
     return GenerationRequest(
         model=message.model,
         prompts=(prompt,),

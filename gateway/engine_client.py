@@ -73,6 +73,7 @@ class EngineClient:
         self._stream: EngineStream | None = None
         self._orphans: list[LiveRequest] = []
         self._generation = 0
+        self._is_closed = False
         self._give_up: asyncio.TimerHandle | None = None
 
     @property
@@ -99,12 +100,18 @@ class EngineClient:
         elif request in self._orphans:
             self._orphans.remove(request)
 
+    async def close(self) -> None:
+        """Take leave of the scheduler; `run` ends by itself or is cancelled afterwards."""
+        self._is_closed = True
+        if self._stream is not None:
+            await self._stream.say_goodbye()
+
     async def run(self) -> None:
-        """Keep connected until cancelled."""
+        """Keep connected until closed or cancelled."""
         backoff = Backoff()
         async with open_channel(self.target) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while True:
+            while not self._is_closed:
                 try:
                     await self._serve_once(stub, backoff)
                 except grpc.aio.AioRpcError as exc:
@@ -132,8 +139,7 @@ class EngineClient:
         finally:
             self._stream = None
             self._orphans += stream.take_requests()
-            cancelled = (task := asyncio.current_task()) is not None and task.cancelling() > 0
-            await stream.close(clean=cancelled)
+            stream.cancel()
 
     def _on_connected(self, stream: EngineStream, info: EngineInfo) -> None:
         log.info("engine_connected", target=self.target, models=list(info.served_model_names))
@@ -149,19 +155,25 @@ class EngineClient:
         self._on_change()
 
     def _on_lost(self, reason: str) -> None:
+        if self._is_closed:
+            return
         if self._give_up is None:
             num_requests = len(self._orphans)
             # One that has not been there yet is starting, as this gateway is.
             tell = log.info if self.info is None else log.warning
             tell("engine_lost", target=self.target, reason=reason, num_requests=num_requests)
-            timeout_s = self._settings.recovery_timeout_s
-            self._give_up = asyncio.get_running_loop().call_later(timeout_s, self._on_give_up)
+            self._wait_for_engine()
         else:
             log.debug("engine_still_lost", target=self.target, reason=reason)
         self._orphans = [each for each in self._orphans if not self._rehome(self, each)]
         self._on_change()
 
+    def _wait_for_engine(self) -> None:
+        timeout_s = self._settings.recovery_timeout_s
+        self._give_up = asyncio.get_running_loop().call_later(timeout_s, self._on_give_up)
+
     def _on_give_up(self) -> None:
+        self._wait_for_engine()  # for a request that chose this engine just before it was lost
         self._fail_all("the engine was lost and did not come back in time", "ENGINE_LOST")
 
     def _fail_all(self, message: str, reason: str) -> None:

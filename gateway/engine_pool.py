@@ -6,6 +6,7 @@ count, nothing of tokens.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,10 @@ class EnginePool:
                 retry_after_s=1.0,
             )
         return min(candidates, key=lambda candidate: candidate[0].num_requests)
+
+    async def close(self) -> None:
+        """Take leave of all schedulers."""
+        await asyncio.gather(*(client.close() for client in self.clients))
 
     def _changed(self) -> None:
         for client in self.ready:

@@ -39,6 +39,8 @@ log = get_logger("gateway.engine_stream")
 # message size limit.
 _MAX_FRAME_TOKENS = 1_000_000
 
+_GOODBYE_TIMEOUT_S = 1.0
+
 _ABORT_REASONS = {
     AbortReason.STOP_STRING: common_pb2.ABORT_REASON_STOP_STRING,
     AbortReason.CLIENT_GONE: common_pb2.ABORT_REASON_CLIENT_GONE,
@@ -131,19 +133,22 @@ class EngineStream:
             expire(watchdog),
         )
 
-    async def close(self, clean: bool) -> None:
-        """End the call; with `clean`, after saying so, so that the scheduler frees at once."""
-        if self._call is None or self._call.done():
-            return
-        if clean:
-            try:
-                async with asyncio.timeout(1.0):
-                    await self._write_outbox()
-                    await self._write(scheduler_pb2.EngineStreamRequest(close=True))
-                    await self._call.done_writing()
-            except (TimeoutError, StreamLostError, grpc.aio.AioRpcError) as exc:
-                log.info("engine_stream_not_closed_cleanly", error=str(exc))
-        self._call.cancel()
+    async def say_goodbye(self) -> None:
+        """Send what waits and a clean end, so that the scheduler needs no watchdog to see it.
+
+        Comes before `run` is cancelled: grpc.aio ends a call whose pending read is cancelled.
+        """
+        try:
+            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+                await self._write_outbox()
+                await self._write(scheduler_pb2.EngineStreamRequest(close=True))
+        except (TimeoutError, StreamLostError, grpc.aio.AioRpcError) as exc:
+            log.info("engine_stream_not_closed_cleanly", error=str(exc))
+
+    def cancel(self) -> None:
+        """End the call at once; idempotent."""
+        if self._call is not None:
+            self._call.cancel()
 
     @property
     def num_requests(self) -> int:

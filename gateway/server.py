@@ -93,6 +93,7 @@ class GatewayServer:
             self.service.end_all()
         await self.http_server.stop()
         await self.grpc_server.stop(_CLOSE_GRACE_S)
+        await self._backends.engines.close()
         await self._owner.close()
 
     def _build_backends(self) -> Backends:

@@ -2,8 +2,8 @@
 
 It spells `fake_tokenizer` bytes: an output is the prompt backwards, over and over, and a request
 whose prompt holds EOS ends with EOS after one round. So a resumed request goes on where it was.
-Clearing `go_on` holds the tokens back, `max_frames_per_stream` bounds them, `lose_streams` ends
-every stream, `refusal` refuses adds; `opens`, `adds` and `aborts` keep what was seen.
+Clearing `go_on` holds tokens back, `frames_left` bounds them, `lose_streams` ends all streams,
+`refusal` refuses adds; `opens`, `adds` and `aborts` keep what was seen.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.adds: list[Any] = []
         self.aborts: list[tuple[str, int]] = []
         self.refusal: Any = None
+        self.ignores_adds = False
+        self.num_open = self.num_closed_cleanly = 0
         self.go_on = asyncio.Event()
         self.go_on.set()
-        self.max_frames_per_stream: int | None = None
+        self.frames_left: int | None = None
         self.changed = asyncio.Condition()
         self._lost = asyncio.Event()
         self._server = ServiceServer(
@@ -91,15 +93,22 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         pump = asyncio.create_task(self._pump(context, running, added))
         read = asyncio.create_task(self._read(context, running, added))
         lost = asyncio.create_task(self._lost.wait())
+        self.num_open += 1
         try:
             await asyncio.wait((pump, read, lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (pump, read, lost):
                 task.cancel()
             await asyncio.gather(pump, read, lost, return_exceptions=True)
+            self.num_open -= 1
+            async with self.changed:
+                self.changed.notify_all()
 
     async def _read(self, context: Any, running: _Running, added: asyncio.Event) -> None:
-        while (frame := await context.read()) is not grpc.aio.EOF and not frame.close:
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            if frame.close:
+                self.num_closed_cleanly += 1
+                return
             answer = scheduler_pb2.EngineStreamResponse()
             if frame.HasField("open"):
                 self.opens.append(frame.open)
@@ -120,7 +129,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.adds.append(add)
         if self.refusal is not None:
             answer.refusals.add(handle=add.handle).MergeFrom(self.refusal)
-        else:
+        elif not self.ignores_adds:
             answer.admitted_handles.append(add.handle)
             outputs = answer.outputs
             outputs.scheduled_handles.append(add.handle)
@@ -130,17 +139,18 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _pump(self, context: Any, running: _Running, added: asyncio.Event) -> None:
         """One token for each request in each frame; between frames the reader gets its turn."""
-        num_frames = 0
-        while num_frames != self.max_frames_per_stream:
+        while self.frames_left != 0:
             await self.go_on.wait()
             added.clear()
             if running:
-                num_frames += 1
+                self.frames_left = None if self.frames_left is None else self.frames_left - 1
                 await context.write(scheduler_pb2.EngineStreamResponse(outputs=_step(running)))
                 await asyncio.sleep(0)
             else:
                 await added.wait()
-        await self._lost.wait()
+        async with self.changed:
+            self.changed.notify_all()
+        await asyncio.Event().wait()
 
 
 def _step(running: _Running) -> Any:

@@ -1,0 +1,84 @@
+"""Start, readiness, drain and stop of a whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from gateway.config import GatewayConfig
+from gateway.server import GatewayServer
+from pagewire.kit.errors import FailedPreconditionError
+from tests.fakes.fake_scheduler import MODEL
+from tests.gateway.conftest import Gateway, GatewayFactory
+
+COMPLETIONS = "/v1/completions"
+BODY = {"model": MODEL, "prompt": "abc", "max_tokens": 4, "temperature": 0}
+
+
+async def start_request(gateway: Gateway) -> asyncio.Task[object]:
+    """A request that waits for its first token."""
+    gateway.scheduler.go_on.clear()
+    asking = asyncio.create_task(gateway.http.post(COMPLETIONS, json=BODY))
+    await gateway.scheduler.until(lambda: gateway.scheduler.adds)
+    return asking
+
+
+async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(
+    run_gateway: GatewayFactory,
+) -> None:
+    async with run_gateway(drain_timeout_s=20.0) as gateway:
+        asking = await start_request(gateway)
+        stopping = asyncio.create_task(gateway.server.stop())
+        await gateway.until_ready(False)
+        refused = await gateway.http.post(COMPLETIONS, json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        gateway.scheduler.go_on.set()
+        answer = await asking
+        assert answer.json()["choices"][0]["text"] == "cbac"  # type: ignore[attr-defined]
+        await stopping
+
+
+async def test_a_drain_ends_what_does_not_finish_in_time(run_gateway: GatewayFactory) -> None:
+    async with run_gateway(drain_timeout_s=0.2) as gateway:
+        asking = await start_request(gateway)
+        await gateway.server.stop()
+        answer = await asking
+        assert answer.status_code == 503  # type: ignore[attr-defined]
+        assert answer.json()["error"]["code"] == "shutting_down"  # type: ignore[attr-defined]
+
+
+async def test_a_stopped_gateway_leaves_its_stream_cleanly(run_gateway: GatewayFactory) -> None:
+    async with run_gateway() as gateway:
+        assert gateway.scheduler.num_open == 1
+        await gateway.server.stop()
+        await gateway.scheduler.until(lambda: gateway.scheduler.num_open == 0)
+        assert gateway.scheduler.num_closed_cleanly == 1
+
+
+async def test_readiness_follows_the_scheduler(gateway: Gateway) -> None:
+    await gateway.scheduler.__aexit__()
+    await gateway.until_ready(False)
+    assert "no scheduler" in gateway.server.readiness.reason()
+
+
+async def test_a_port_in_use_is_one_clear_error(gateway: Gateway) -> None:
+    port = gateway.server.http_server.port
+    config = GatewayConfig(http_port=port, grpc_port=0, admin_listen=None, metrics_port=0)
+    server = GatewayServer(config)
+    with pytest.raises(FailedPreconditionError, match=f"{port}.*--http-port"):
+        await server.start()
+    await server.stop()
+
+
+def test_the_gateway_imports_neither_torch_nor_a_tokenizer_nor_other_services() -> None:
+    code = (
+        "import sys, gateway.server;"
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'numpy', 'tokenizer_svc',"
+        " 'scheduler_svc', 'worker_svc') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output.strip() == "[]"
