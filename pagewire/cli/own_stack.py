@@ -19,14 +19,18 @@ _STOP_TIMEOUT_S = 60.0
 
 
 @contextmanager
-def own_stack(model: str) -> Iterator[str]:
+def own_stack(model: str, *more_flags: str) -> Iterator[str]:
     """Start a stack and give its gRPC target; stop it on leaving.
+
+    Args:
+        model: Value of --model.
+        more_flags: Of `pagewire serve`.
 
     Raises:
         ServiceUnavailableError: It did not start; it has said why on standard error.
     """
     argv = [sys.executable, "-m", "pagewire.cli", "serve"]
-    flags = [f"--model={model}", "--http-port=0", "--grpc-port=0", "--drain-timeout=0"]
+    flags = [f"--model={model}", "--http-port=0", "--grpc-port=0", "--drain-timeout=0", *more_flags]
     with subprocess.Popen(
         [*argv, *flags],
         stdin=subprocess.DEVNULL,
