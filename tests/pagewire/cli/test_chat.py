@@ -63,11 +63,12 @@ async def test_flags_become_parameters(gateway):
     assert service.authorization == ["Bearer k"]
 
 
-async def test_what_is_not_given_is_left_to_the_model(gateway):
+async def test_an_answer_is_greedy_and_what_else_is_not_given_is_left_to_the_model(gateway):
     service, target = gateway
     await pagewire("chat", "hi", "--target", target)
     sampling, stopping = service.requests[0].sampling, service.requests[0].stopping
-    assert not sampling.HasField("temperature") and not sampling.HasField("seed")
+    assert sampling.temperature == 0 and not sampling.HasField("seed")
+    assert not sampling.HasField("top_p")
     assert not stopping.HasField("max_tokens")
 
 
