@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pagewire.engine_config import EngineConfig
-from pagewire.model_source import resolve_model
+from pagewire.model_source import ModelFormat, resolve_model
 from worker_svc.attention.base import AttentionBackend, AttentionMetadata
 from worker_svc.attention.torch_backend import MIN_GEMM_ROWS, TorchAttentionBackend
 from worker_svc.cpu_memory import available_kv_bytes
@@ -48,7 +48,9 @@ class ModelRunner:
     def load(self, progress: ProgressCallback) -> ModelInfo:
         if self._config.device.num_threads is not None:
             torch.set_num_threads(self._config.device.num_threads)
-        source = open_weights(resolve_model(self._config.model.model, self._config.load.revision))
+        model = resolve_model(self._config.model.model, self._config.load.revision)
+        _check_load_format(self._config.load.load_format, model.format)
+        source = open_weights(model)
         self._loaded = _LoadedModel.from_source(source, self._config, progress)
         return self._loaded.info
 
@@ -113,7 +115,7 @@ class _LoadedModel:
     ) -> _LoadedModel:
         architecture = select_architecture(source.config.get("architectures") or ())
         model_config = llama_config_from_hf(source.config, architecture)
-        dtype = select_dtype(config.model.dtype)
+        dtype = select_dtype(config.model)
         max_model_len = _max_model_len(model_config, config.model.max_model_len)
         model = model_class(architecture)(model_config, max_model_len, dtype)
         load_weights(model.weight_slots(), source, progress)
@@ -223,6 +225,14 @@ def _logprob_columns(tokens: Sequence[_Sampled]) -> LogprobColumns | None:
         logprobs=[logprob for entry in given for logprob in entry.logprobs],
         sampled_ranks=[t.logprobs.sampled_rank if t.logprobs else 0 for t in tokens],
     )
+
+
+def _check_load_format(load_format: str, found: ModelFormat) -> None:
+    formats = {"safetensors": ModelFormat.HUGGING_FACE, "gguf": ModelFormat.GGUF}
+    if load_format == "dummy":
+        raise ValueError("load_format dummy is not supported so far: use auto")
+    if formats.get(load_format, found) is not found:
+        raise ValueError(f"load_format is {load_format}, the model is {found.value}: use auto")
 
 
 def _max_model_len(config: LlamaConfig, wanted: int | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig
+from pagewire.engine_config import DeviceConfig, EngineConfig, LoadConfig, ModelConfig
 from pagewire.sampling_params import SamplingParams
 from tests.parity import ParityReport
 from tests.worker_svc import tiny_models
@@ -283,6 +283,19 @@ def test_a_step_without_requests_is_empty(runner: ModelRunner) -> None:
 def test_a_larger_max_model_len_than_the_models_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="256 positions: lower --max-model-len"):
         make_runner(tiny_model, max_model_len=257)
+
+
+@pytest.mark.parametrize(
+    ("load_format", "problem"), [("gguf", "the model is hugging_face"), ("dummy", "dummy")]
+)
+def test_a_load_format_that_does_not_fit_is_refused(
+    tiny_model: Path, load_format: Any, problem: str
+) -> None:
+    config = EngineConfig(
+        model=ModelConfig(model=str(tiny_model)), load=LoadConfig(load_format=load_format)
+    )
+    with pytest.raises(ValueError, match=problem):
+        ModelRunner(config).load(lambda phase, fraction: None)
 
 
 def test_model_info_says_what_was_loaded(tiny_model: Path) -> None:

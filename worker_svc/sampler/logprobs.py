@@ -20,7 +20,7 @@ def token_logprobs(logits: torch.Tensor, token_id: int, num_top: int) -> TokenLo
     """
     logprobs = torch.log_softmax(logits, dim=-1)
     sampled = logprobs[token_id]
-    top = logprobs.topk(num_top)
+    top = logprobs.topk(min(num_top, logprobs.shape[0]))
     return TokenLogprobs(
         token_ids=[token_id, *top.indices.tolist()],
         logprobs=[float(sampled), *top.values.tolist()],
