@@ -20,7 +20,7 @@ import uvloop
 from pagewire.kit.config import ConfigError
 from pagewire.kit.errors import PagewireError
 from pagewire.kit.logs import flush_logs, get_logger
-from pagewire.kit.sockets import RUNTIME_DIR_ENV, SOCKET_FILES
+from pagewire.kit.sockets import RUNTIME_DIR_ENV, SOCKET_FILES, remove_runtime_dir
 
 PARENT_PID_ENV = "PAGEWIRE_PARENT_PID"
 
@@ -54,7 +54,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
         log.exception("service_crashed")
         return 1
     finally:
-        SOCKET_FILES.remove_all()
+        _remove_files()
         flush_logs()
 
 
@@ -114,9 +114,17 @@ def shutdown_signal() -> ShutdownSignal:
 
 def exit_now(exit_code: int) -> NoReturn:
     """Leave without cleaning up anything but socket files and log lines."""
-    SOCKET_FILES.remove_all()
+    _remove_files()
     flush_logs()
     os._exit(exit_code)
+
+
+def _remove_files() -> None:
+    """Remove our socket files; of a dead supervisor's stack also the folder, if it is empty."""
+    SOCKET_FILES.remove_all()
+    runtime_dir = os.environ.get(RUNTIME_DIR_ENV)
+    if runtime_dir and parent_is_gone():
+        remove_runtime_dir(Path(runtime_dir))
 
 
 def exit_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
@@ -133,8 +141,17 @@ def exit_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
             log.warning("no_parent_death_signal", errno=ctypes.get_errno())
+        # Until the event loop has its own handler, for a death while this process is starting.
+        signal.signal(death_signal, _on_early_signal)
     if parent_is_gone():  # it died before the call above
         exit_now(128 + death_signal)
+
+
+def _on_early_signal(number: int, _frame: object) -> None:
+    if parent_is_gone():
+        exit_now(128 + number)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def parent_is_gone() -> bool:

@@ -111,6 +111,12 @@ class Stack:
         assert len(found) == 1, [p.cmdline() for p in self.processes()]
         return found[0]
 
+    def wait_children(self) -> None:
+        """Wait until the supervisor has started its children, ready or not."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while len(self.processes()) < 1 + len(MODULES):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.stderr()
+
     def wait_replaced(self, module: str, dead: psutil.Process) -> psutil.Process:
         """Wait for the process that takes the place of a dead one, and return it."""
         dead.wait(END_TIMEOUT_S)

@@ -48,6 +48,17 @@ def test_kill_9_of_the_supervisor_ends_all_of_it(stack: Stack) -> None:
     assert stack.runtime_files() == []
 
 
+def test_kill_9_of_the_supervisor_while_it_starts_ends_all_of_it() -> None:
+    stack = Stack(["--device", "sim"])
+    try:
+        stack.wait_children()
+        stack.end(signal.SIGKILL)
+        assert stack.wait_gone() == []
+        assert stack.runtime_files() == []
+    finally:
+        stack.close()
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_a_killed_child_comes_back_and_serves(stack: Stack, module: str) -> None:
     first = stack.child(module)

@@ -173,3 +173,11 @@ def test_keys_are_not_on_a_command_line(start):
     stack = start(PAGEWIRE_API_KEY="secret-key").wait_ready()
     assert not any("secret-key" in " ".join(p.cmdline()) for p in stack.processes())
     assert stack.child("gateway").environ()["PAGEWIRE_API_KEY"] == "secret-key"
+
+
+def test_kill_9_while_it_starts_leaves_nothing(start):
+    stack = start()
+    stack.wait_children()
+    stack.end(signal.SIGKILL)
+    assert stack.wait_gone() == []
+    assert stack.runtime_files() == []
