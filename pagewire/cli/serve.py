@@ -125,7 +125,8 @@ async def _drain(
     config: ServeConfig, supervisor: Supervisor, console: Console, signals: StopSignals
 ) -> int:
     """End the children in order, or all at once when a second signal comes."""
-    console.say("pagewire: draining; interrupt again to end at once")
+    if config.stack.drain_timeout_s > 0:
+        console.say("pagewire: draining; interrupt again to end at once")
     timeout_s = config.stack.drain_timeout_s + _DRAIN_MARGIN_S
     drained = asyncio.create_task(supervisor.stop(timeout_s))
     interrupted = asyncio.create_task(signals.second.wait())

@@ -18,6 +18,9 @@ from pagewire.cli.child import ChildProcess, ChildSpec, describe_exit
 from pagewire.kit.config import ConfigError
 from pagewire.kit.tasks import TaskOwner
 
+# A killed process ends at once, unless the kernel holds it (a device that does not answer).
+_KILLED_TIMEOUT_S = 10.0
+
 
 class Observer(Protocol):
     """What a supervisor tells while it works."""
@@ -121,7 +124,7 @@ class Supervisor:
             await asyncio.wait({task}, timeout=timeout_s)
             if not task.done() and (child := self._running.get(spec.name)) is not None:
                 child.kill()
-                await asyncio.wait({task})
+                await asyncio.wait({task}, timeout=_KILLED_TIMEOUT_S)
         await self._tasks.close()
 
     def kill(self) -> None:
