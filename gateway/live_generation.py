@@ -25,14 +25,14 @@ class Generation:
         request_id: str,
         model: str,
         deadline_s: float,
-        max_buffered_bytes: int,
+        collector: OutputCollector,
         metrics: GatewayMetrics,
     ) -> None:
         self.request_id = request_id
         self.model = model
         self.created = int(time.time())
         self.abort_reason = AbortReason.CLIENT_GONE
-        self.collector = OutputCollector(max_buffered_bytes)
+        self.collector = collector
         self.requests: list[LiveRequest] = []
         self._deadline_s = deadline_s
         self._num_outputs_per_prompt = 1

@@ -7,6 +7,7 @@ bounded by bytes: a client that falls further behind loses its request, not the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.generation import Finished, Output
 from pagewire.kit.errors import PagewireError, QueueFullError
@@ -17,8 +18,16 @@ _TOKEN_BYTES = 8
 class OutputCollector:
     """Holds at most one `Output` an index; `take` empties it. One producer, one consumer."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, on_overflow: Callable[[], None] = lambda: None) -> None:
+        """Prepare an empty collector.
+
+        Args:
+            max_bytes: Bound of what waits.
+            on_overflow: Called once when it is exceeded, to stop the producer: the consumer may be
+                stuck in a write to its client and see nothing.
+        """
         self._max_bytes = max_bytes
+        self._on_overflow = on_overflow
         self._num_bytes = 0
         self._waiting: dict[int, Output] = {}
         self._failure: PagewireError | None = None
@@ -40,6 +49,7 @@ class OutputCollector:
         if self._num_bytes > self._max_bytes:
             message = "the client reads too slowly: its output fills the buffer"
             self.fail(QueueFullError(message, reason="SLOW_CLIENT"))
+            self._on_overflow()
         self._changed.set()
 
     def fail(self, failure: PagewireError) -> None:

@@ -26,6 +26,7 @@ from gateway.generation import (
 from gateway.live_generation import Generation
 from gateway.live_request import EngineRequest, LiveRequest
 from gateway.metrics import GatewayMetrics
+from gateway.output_collector import OutputCollector
 from gateway.readiness import Readiness
 from gateway.request_plan import (
     check_prompt_bytes,
@@ -76,7 +77,7 @@ class RequestService:
     ) -> None:
         self.engines = backends.engines
         self.readiness = backends.readiness
-        self._tokenizer = backends.tokenizer
+        self.tokenizer = backends.tokenizer
         self._detokenizer = backends.detokenizer
         self._limits = limits
         self._timeouts = timeouts
@@ -102,7 +103,9 @@ class RequestService:
             request_id=request.request_id or context.request_id() or context.new_request_id(),
             model=info.served_model_names[0],
             deadline_s=asyncio.get_running_loop().time() + timeout_s,
-            max_buffered_bytes=self._limits.max_buffered_output_bytes,
+            collector=OutputCollector(
+                self._limits.max_buffered_output_bytes, lambda: self._release(generation)
+            ),
             metrics=self._metrics,
         )
         with self._counted(generation, len(request.prompts) * request.n):
@@ -131,8 +134,8 @@ class RequestService:
         self._choose(model)
         check_prompt_bytes(prompt, self._limits.max_prompt_bytes)
         if isinstance(prompt, ChatPrompt):
-            return await self._tokenizer.render_chat(prompt)
-        return (await self._tokenizer.encode([prompt], add_special_tokens))[0]
+            return await self.tokenizer.render_chat(prompt)
+        return (await self.tokenizer.encode([prompt], add_special_tokens))[0]
 
     async def detokenize(
         self, model: str, token_ids: Sequence[int], skip_special_tokens: bool
@@ -140,7 +143,7 @@ class RequestService:
         """Turn token ids into text."""
         _, info = self._choose(model)
         check_token_ids("token_ids", token_ids, info.vocab_size)
-        return await self._tokenizer.decode(token_ids, skip_special_tokens)
+        return await self.tokenizer.decode(token_ids, skip_special_tokens)
 
     async def wait_idle(self) -> None:
         """Wait until no generation is left."""
@@ -154,7 +157,7 @@ class RequestService:
 
     def _choose(self, model: str) -> tuple[EngineClient, EngineInfo]:
         self.readiness.check()
-        tokenizer = self._tokenizer.info
+        tokenizer = self.tokenizer.info
         return self.engines.choose(model, tokenizer.fingerprint if tokenizer else "")
 
     @contextmanager
@@ -188,11 +191,11 @@ class RequestService:
         """Return the token ids of each prompt; all texts go in one call."""
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         special = request.add_special_tokens
-        encoded = iter(await self._tokenizer.encode(texts, special) if texts else ())
+        encoded = iter(await self.tokenizer.encode(texts, special) if texts else ())
         rows: list[Sequence[int]] = []
         for prompt in request.prompts:
             if isinstance(prompt, ChatPrompt):
-                rows.append(await self._tokenizer.render_chat(prompt))
+                rows.append(await self.tokenizer.render_chat(prompt))
             else:
                 rows.append(next(encoded) if isinstance(prompt, str) else prompt)
         return rows

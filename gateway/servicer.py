@@ -90,7 +90,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             await context.write(wrap(convert.started(generation)))
             async for outputs in generation.outputs():
                 for event in convert.output_events(outputs, with_token_ids):
-                    await context.write(wrap(event))
+                    async with generation.deadline():  # a client may stop reading for good
+                        await context.write(wrap(event))
             await context.write(wrap(convert.usage_message(generation.usage)))
 
     def _check(self, context: Context) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -100,12 +101,24 @@ class TokenizerClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
+        async with AsyncExitStack() as channels:
+            # They stay open when a stream is lost: closing one cancels the unary calls on it.
+            stubs = [
+                (
+                    target,
+                    tokenizer_pb2_grpc.TokenizerServiceStub(
+                        await channels.enter_async_context(open_channel(target))
+                    ),
+                )
+                for target in self._targets
+            ]
+            await self._serve_forever(stubs)
+
+    async def _serve_forever(self, stubs: Sequence[tuple[str, Stub]]) -> None:
         backoff = Backoff()
-        for target in itertools.cycle(self._targets):
+        for target, stub in itertools.cycle(stubs):
             try:
-                async with open_channel(target) as channel:
-                    stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
-                    await self._serve_once(target, stub, backoff)
+                await self._serve_once(target, stub, backoff)
             except grpc.aio.AioRpcError as exc:
                 self._on_lost(target, f"{exc.code().name}: {exc.details()}")
             except StreamLostError as exc:

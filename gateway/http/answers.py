@@ -6,6 +6,7 @@ the client goes. The shapes of the JSON objects come from the endpoint (`Shape`)
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -13,11 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.generation import GenerationRequest, Output, Usage
 from gateway.http.disconnect import while_connected
-from gateway.http.errors import error_object, to_pagewire_error
+from gateway.http.errors import ClientGoneError, error_object, to_pagewire_error
 from gateway.http.json_response import json_response, to_json
 from gateway.http.parameters import StreamOptions
 from gateway.live_generation import Generation
 from gateway.request_service import RequestService
+
+_LAST_WORDS_TIMEOUT_S = 5.0
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -114,14 +117,14 @@ class StreamedAnswer:
             try:
                 await self._send_events(generation, send)
             except Exception as exc:
-                await _send(send, [error_object(to_pagewire_error(exc))])
+                await _send_last_words(send, error_object(to_pagewire_error(exc)))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         await _send(send, self._with_usage(generation, self._shape.first_chunks(generation)))
         async for outputs in generation.outputs():
             chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
-            if chunks:
+            async with generation.deadline():  # a client may stop reading for good
                 await _send(send, self._with_usage(generation, chunks))
         if self._options.include_usage:
             chunk = self._shape.usage_chunk(generation)
@@ -145,6 +148,15 @@ async def _send(send: Send, chunks: Iterable[dict[str, Any]]) -> None:
     body = b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _send_last_words(send: Send, error: dict[str, Any]) -> None:
+    """Send the error event, unless the client does not read it."""
+    try:
+        async with asyncio.timeout(_LAST_WORDS_TIMEOUT_S):
+            await _send(send, [error])
+    except TimeoutError:
+        raise ClientGoneError from None
 
 
 def _merge(merged: dict[int, Output], output: Output) -> None:

@@ -31,8 +31,16 @@ def expected_output(prompt_token_ids: Sequence[int], num_tokens: int) -> list[in
     return [body[i % len(body)] for i in range(num_tokens)]
 
 
-class _Running(dict[int, tuple[Any, list[int]]]):
-    """By handle: the add, and the output so far."""
+class _Stream:
+    """One gateway's stream: what runs by handle (the add, the output so far), one writer a time."""
+
+    def __init__(self, context: Any) -> None:
+        self.context, self._lock, self.added = context, asyncio.Lock(), asyncio.Event()
+        self.running: dict[int, tuple[Any, list[int]]] = {}
+
+    async def write(self, frame: Any) -> None:
+        async with self._lock:
+            await self.context.write(frame)
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -48,17 +56,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], tokenizer_fingerprint=FINGERPRINT
             ),
         )
-        self.opens: list[Any] = []
-        self.adds: list[Any] = []
-        self.aborts: list[tuple[str, int]] = []
+        self.opens, self.adds, self.aborts = list[Any](), list[Any](), list[tuple[str, int]]()
         self.refusal: Any = None
         self.ignores_adds = False
-        self.num_open = self.num_closed_cleanly = 0
-        self.go_on = asyncio.Event()
-        self.go_on.set()
+        self.num_open = self.num_closed_cleanly = self.num_finished = 0
         self.frames_left: int | None = None
-        self.changed = asyncio.Condition()
-        self._lost = asyncio.Event()
+        self.go_on, self._lost, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.go_on.set()
         self._server = ServiceServer(
             ServerConfig(listen=listen),
             "pagewire.v1.SchedulerService",
@@ -82,30 +86,33 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def until(self, condition: Any) -> None:
         """Wait until something that was seen makes `condition()` true."""
-        async with asyncio.timeout(20), self.changed:
-            await self.changed.wait_for(condition)
+        async with asyncio.timeout(20):
+            while not condition():
+                await self._changed.wait()
 
     async def GetEngineInfo(self, request: Any, context: Any) -> Any:
         return self.info
 
     async def EngineStream(self, request_iterator: Any, context: Any) -> None:
-        running, added = _Running(), asyncio.Event()
-        pump = asyncio.create_task(self._pump(context, running, added))
-        read = asyncio.create_task(self._read(context, running, added))
-        lost = asyncio.create_task(self._lost.wait())
+        stream = _Stream(context)
+        parts = (self._read(stream), self._pump(stream), self._lost.wait())
+        tasks = [asyncio.ensure_future(part) for part in parts]
         self.num_open += 1
         try:
-            await asyncio.wait((pump, read, lost), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (pump, read, lost):
-                task.cancel()
-            await asyncio.gather(pump, read, lost, return_exceptions=True)
             self.num_open -= 1
-            async with self.changed:
-                self.changed.notify_all()
+            self._notify()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, context: Any, running: _Running, added: asyncio.Event) -> None:
-        while (frame := await context.read()) is not grpc.aio.EOF:
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _read(self, stream: _Stream) -> None:
+        while (frame := await stream.context.read()) is not grpc.aio.EOF:
             if frame.close:
                 self.num_closed_cleanly += 1
                 return
@@ -116,44 +123,46 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if frame.HasField("heartbeat"):
                 answer.heartbeat.CopyFrom(frame.heartbeat)
             for add in frame.adds:
-                self._take(add, answer, running)
+                self._take(add, answer)
             for handle, reason in zip(frame.abort_handles, frame.abort_reasons, strict=True):
-                request_id = running.pop(handle)[0].request_id if handle in running else "ended"
-                self.aborts.append((request_id, reason))
-            await context.write(answer)
-            added.set()
-            async with self.changed:
-                self.changed.notify_all()
+                if (row := stream.running.pop(handle, None)) is not None:
+                    self.aborts.append((row[0].request_id, reason))
+            await stream.write(answer)
+            admitted = set(answer.admitted_handles)
+            adds = [add for add in frame.adds if add.handle in admitted]
+            stream.running.update((add.handle, (add, list(add.output_token_ids))) for add in adds)
+            stream.added.set()
+            self._notify()
 
-    def _take(self, add: Any, answer: Any, running: _Running) -> None:
+    def _take(self, add: Any, answer: Any) -> None:
         self.adds.append(add)
         if self.refusal is not None:
             answer.refusals.add(handle=add.handle).MergeFrom(self.refusal)
         elif not self.ignores_adds:
             answer.admitted_handles.append(add.handle)
-            outputs = answer.outputs
-            outputs.scheduled_handles.append(add.handle)
-            outputs.num_cached_tokens.append(NUM_CACHED_TOKENS)
-            outputs.queue_ns.append(1)
-            running[add.handle] = (add, list(add.output_token_ids))
+            answer.outputs.scheduled_handles.append(add.handle)
+            answer.outputs.num_cached_tokens.append(NUM_CACHED_TOKENS)
+            answer.outputs.queue_ns.append(1)
 
-    async def _pump(self, context: Any, running: _Running, added: asyncio.Event) -> None:
-        """One token for each request in each frame; between frames the reader gets its turn."""
-        while self.frames_left != 0:
+    async def _pump(self, stream: _Stream) -> None:
+        """One token for each request in each frame."""
+        while True:
             await self.go_on.wait()
-            added.clear()
-            if running:
-                self.frames_left = None if self.frames_left is None else self.frames_left - 1
-                await context.write(scheduler_pb2.EngineStreamResponse(outputs=_step(running)))
-                await asyncio.sleep(0)
-            else:
-                await added.wait()
-        async with self.changed:
-            self.changed.notify_all()
-        await asyncio.Event().wait()
+            stream.added.clear()
+            if not stream.running:
+                await stream.added.wait()
+                continue
+            outputs = _step(stream.running)
+            await stream.write(scheduler_pb2.EngineStreamResponse(outputs=outputs))
+            self.num_finished += len(outputs.finished_handles)
+            self.frames_left = None if self.frames_left is None else self.frames_left - 1
+            is_last = self.frames_left == 0  # now: who is told may set it for the next stream
+            self._notify()
+            if is_last:
+                await asyncio.Event().wait()
 
 
-def _step(running: _Running) -> Any:
+def _step(running: dict[int, tuple[Any, list[int]]]) -> Any:
     outputs = scheduler_pb2.EngineOutputs()
     for handle, (add, done) in list(running.items()):
         token_id = expected_output(add.prompt_token_ids, len(done) + 1)[-1]
