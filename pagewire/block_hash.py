@@ -1,4 +1,4 @@
-"""Canonical hashes of full KV blocks: the same in every process, on every machine, in every language.
+"""Canonical hashes of full KV blocks: the same in every process, machine and language.
 
 A block is identified by its own tokens and everything before them, so its hash takes the parent's
 hash in. The encoding is fixed bytes (no pickle, no random root): see docs/design/block-hash.md for

@@ -1,4 +1,4 @@
-"""Generate the stubs in pagewire/v1 from protos/: `python scripts/generate_protos.py [output root]`.
+"""Generate pagewire/v1 from protos/: `python scripts/generate_protos.py [output root]`.
 
 The output depends on the exact versions of grpcio-tools and mypy-protobuf, which pyproject.toml
 pins in `[dev]`; a test compares it byte for byte with what is committed.
