@@ -103,8 +103,9 @@ class SchedulerConfig:
     """Cut a prompt at the step's remaining token budget."""
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in one step; 0: no limit but the budget."""
-    scheduling_policy: Literal["fcfs"] = "fcfs"
-    """Order of the waiting queue."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of the waiting queue and of preemption. `priority`: a lower `priority` of the request
+    goes first, then an earlier arrival."""
     watermark: float = 0.0
     """Share of the KV blocks kept free when a waiting request is admitted beside others."""
     scheduler_reserve_full_isl: bool = True

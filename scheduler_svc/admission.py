@@ -24,7 +24,7 @@ def check_request(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
     _check_tokens(request, limits)
     _check_context(request, limits)
     _check_pool(request, limits)
-    if request.priority != 0:
+    if request.priority != 0 and limits.policy != "priority":
         raise InvalidRequestError(
             f"priority {request.priority}: priorities need --scheduling-policy priority",
             reason="PRIORITY_NOT_SUPPORTED",

@@ -7,6 +7,7 @@ requests, tokens or policy: `kv_cache_manager` decides what to take, share and g
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 NULL_BLOCK_ID = 0
 
@@ -14,18 +15,38 @@ NULL_BLOCK_ID = 0
 class KVCacheBlock:
     """One block; its links are valid only while it is in the free queue."""
 
-    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "ref_cnt")
+    __slots__ = ("block_hash", "block_id", "cached_in_step", "next_free", "prev_free", "ref_cnt")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
         self.block_hash: bytes | None = None
+        self.cached_in_step = 0
+        """The step that made it findable; means nothing without a hash."""
         self.prev_free: KVCacheBlock | None = None
         self.next_free: KVCacheBlock | None = None
 
     def __repr__(self) -> str:
         hashed = self.block_hash.hex()[:8] if self.block_hash else None
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hash={hashed})"
+
+
+class KvEventSink(Protocol):
+    """Whoever wants to know which hashes are findable; a hash counts, not its blocks."""
+
+    def blocks_stored(
+        self, parent_hash: bytes | None, hashes: Sequence[bytes], token_ids: Sequence[int]
+    ) -> None:
+        """Hashes in a row became findable; `token_ids` are those of all their blocks."""
+
+    def block_removed(self, block_hash: bytes) -> None:
+        """A hash is not findable any more."""
+
+    def all_cleared(self) -> None:
+        """No hash is."""
+
+    def flush(self) -> None:
+        """What came since the last time belongs together."""
 
 
 class FreeBlockQueue:
@@ -118,12 +139,17 @@ class BlockPool:
     Several blocks may have the same hash, because block tables only ever grow.
     """
 
-    def __init__(self, num_blocks: int, *, enable_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, *, enable_caching: bool = True, events: KvEventSink | None = None
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: the null block alone takes one")
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.null_block = self.blocks[NULL_BLOCK_ID]
+        self.step = 0
+        """The step that is being planned; its owner counts it up."""
         self._enable_caching = enable_caching
+        self._events = events
         self._free_queue = FreeBlockQueue(self.blocks[1:])
         self._cached: dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]] = {}
 
@@ -183,16 +209,44 @@ class BlockPool:
 
     def cache_full_blocks(
         self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[bytes], start: int, end: int
-    ) -> None:
-        """Make `blocks[start:end]`, which are full, findable under their hashes."""
+    ) -> list[int]:
+        """Make `blocks[start:end]`, which are full, findable under their hashes.
+
+        Returns:
+            Indices of those whose hash was not findable before.
+        """
+        first_of_hash: list[int] = []
         if not self._enable_caching:
-            return
+            return first_of_hash
         for index in range(start, end):
             block = blocks[index]
             if block.block_hash is not None:
                 raise RuntimeError(f"{block} is already cached")
             block.block_hash = block_hashes[index]
-            self._insert(block_hashes[index], block)
+            block.cached_in_step = self.step
+            if self._insert(block_hashes[index], block):
+                first_of_hash.append(index)
+        return first_of_hash
+
+    def uncache_since(self, step: int, blocks: Iterable[KVCacheBlock]) -> list[KVCacheBlock]:
+        """Make blocks unfindable that were made findable in this step or later.
+
+        Their references stay.
+
+        Returns:
+            Those blocks.
+        """
+        uncached = [
+            block
+            for block in blocks
+            if block.block_hash is not None and block.cached_in_step >= step
+        ]
+        for block in uncached:
+            self._evict(block)
+            if block.ref_cnt == 0:
+                self._free_queue.remove(block)
+                self._free_queue.prepend_n((block,))
+        return uncached
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block.
@@ -206,6 +260,8 @@ class BlockPool:
             for block in entry.values() if isinstance(entry, dict) else (entry,):
                 block.block_hash = None
         self._cached.clear()
+        if self._events is not None:
+            self._events.all_cleared()
         return True
 
     def check_integrity(self) -> None:
@@ -230,14 +286,16 @@ class BlockPool:
         mapped_ids = sorted(block.block_id for _, block in mapped)
         _require(hashed_ids == mapped_ids, "hashed blocks are not those in the map")
 
-    def _insert(self, block_hash: bytes, block: KVCacheBlock) -> None:
+    def _insert(self, block_hash: bytes, block: KVCacheBlock) -> bool:
         entry = self._cached.get(block_hash)
         if entry is None:
             self._cached[block_hash] = block
-        elif isinstance(entry, dict):
+            return True
+        if isinstance(entry, dict):
             entry[block.block_id] = block
         else:
             self._cached[block_hash] = {entry.block_id: entry, block.block_id: block}
+        return False
 
     def _evict(self, block: KVCacheBlock) -> None:
         block_hash = block.block_hash
@@ -247,6 +305,8 @@ class BlockPool:
         entry = self._cached[block_hash]
         if not isinstance(entry, dict):
             del self._cached[block_hash]
+            if self._events is not None:
+                self._events.block_removed(block_hash)
             return
         del entry[block.block_id]
         if len(entry) == 1:

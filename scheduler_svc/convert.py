@@ -58,7 +58,10 @@ def core_request(add: scheduler_pb2.EngineAdd, client_id: int) -> EngineCoreRequ
 
 
 def core_request_of_generate(
-    request: scheduler_pb2.SchedulerServiceGenerateRequest, request_id: str, client_id: int
+    request: scheduler_pb2.SchedulerServiceGenerateRequest,
+    request_id: str,
+    client_id: int,
+    arrival_time_s: float,
 ) -> EngineCoreRequest:
     """Read the request of a direct client.
 
@@ -69,7 +72,7 @@ def core_request_of_generate(
         request_id=request_id,
         prompt_token_ids=list(request.prompt_token_ids),
         sampling_params=wire.sampling_params_from_proto(request.sampling_params).normalized(),
-        arrival_time_s=0.0,
+        arrival_time_s=arrival_time_s,
         client_id=client_id,
         priority=request.priority,
         cache_salt=request.cache_salt or None,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler_svc.block_pool import BlockPool, KVCacheBlock
+from scheduler_svc.block_pool import BlockPool, KVCacheBlock, KvEventSink
 from scheduler_svc.request import Request
 
 
@@ -60,11 +60,19 @@ class KVCacheManager:
     pool's reference counts are the number of tables that a block is in.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_caching: bool = True,
+        events: KvEventSink | None = None,
+    ) -> None:
         self.block_size = block_size
         self.stats = PrefixCacheStats()
         self._enable_caching = enable_caching
-        self._pool = BlockPool(num_blocks, enable_caching=enable_caching)
+        self._events = events
+        self._pool = BlockPool(num_blocks, enable_caching=enable_caching, events=events)
         self._tables: dict[str, _BlockTable] = {}
 
     @property
@@ -168,11 +176,12 @@ class KVCacheManager:
         table = _BlockTable(blocks, num_cached_blocks=len(hit.blocks))
         self._tables[request.request_id] = table
         self._cache_full_blocks(request, table, end)
-        self.stats.record(
-            num_queries=request.num_tokens,
-            num_hits=hit.num_tokens,
-            was_preempted=request.num_preemptions > 0,
-        )
+        if self._enable_caching and request.reads_prefix_cache:
+            self.stats.record(
+                num_queries=request.num_tokens,
+                num_hits=hit.num_tokens,
+                was_preempted=request.num_preemptions > 0,
+            )
         return [block.block_id for block in blocks]
 
     def free(self, request: Request) -> None:
@@ -184,6 +193,35 @@ class KVCacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False, and nothing is done, while a request holds a block."""
         return self._pool.reset_prefix_cache()
+
+    def begin_step(self, step: int) -> None:
+        """Note which step the next calls plan."""
+        self._pool.step = step
+
+    def flush_events(self) -> None:
+        """Close the batch of events that belong together."""
+        if self._events is not None:
+            self._events.flush()
+
+    def uncache_since(self, request: Request, step: int) -> None:
+        """Make unfindable what a request cached in this step or later: it won't be computed.
+
+        The request must lose its blocks next, because nothing would cache them again.
+        """
+        self._pool.uncache_since(step, self._tables[request.request_id].blocks)
+
+    def uncache_all_since(self, step: int) -> set[str]:
+        """Make unfindable all that was cached in this step or later; walks the pool.
+
+        Returns:
+            Ids of the requests that hold such a block: what they would read is in doubt.
+        """
+        uncached = {b.block_id for b in self._pool.uncache_since(step, self._pool.blocks)}
+        return {
+            request_id
+            for request_id, table in self._tables.items()
+            if not uncached.isdisjoint(block.block_id for block in table.blocks)
+        }
 
     def check_integrity(self) -> None:
         """Verify the invariants of tables and pool; walks everything.
@@ -208,7 +246,21 @@ class KVCacheManager:
             return
         num_full_blocks = min(end, len(request.all_token_ids)) // self.block_size
         if num_full_blocks > table.num_cached_blocks:
-            self._pool.cache_full_blocks(
+            first_of_hash = self._pool.cache_full_blocks(
                 table.blocks, request.block_hashes, table.num_cached_blocks, num_full_blocks
             )
             table.num_cached_blocks = num_full_blocks
+            if first_of_hash and self._events is not None:
+                self._emit_stored(self._events, request, first_of_hash)
+
+    def _emit_stored(self, events: KvEventSink, request: Request, indices: Sequence[int]) -> None:
+        """Tell of blocks that became findable, a run of neighbours at a time."""
+        hashes, size = request.block_hashes, self.block_size
+        start = indices[0]
+        for index, following in zip(indices, (*indices[1:], -1), strict=True):
+            if following == index + 1:
+                continue
+            parent = hashes[start - 1] if start else None
+            token_ids = request.all_token_ids[start * size : (index + 1) * size]
+            events.blocks_stored(parent, hashes[start : index + 1], token_ids)
+            start = following

@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 from scheduler_svc.request import Request
 
@@ -102,7 +104,74 @@ class FCFSRequestQueue(RequestQueue):
         return lane.get(request.request_id) is request
 
 
-_POLICIES: dict[str, type[RequestQueue]] = {"fcfs": FCFSRequestQueue}
+_Key = tuple[int, float, str]
+_MIN_STALE_KEYS = 64
+
+
+class PriorityRequestQueue(RequestQueue):
+    """Lower `priority` first, then earlier arrival; being preempted or resumed gives no privilege.
+
+    A heap of keys beside the requests by id. A request that leaves from the middle leaves its key
+    behind; a key counts only while the request that it names has it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._requests: dict[str, Request] = {}
+        self._heap: list[_Key] = []
+
+    def add(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        heappush(self._heap, _key(request))
+        self.num_tokens += request.num_prompt_tokens
+
+    def prepend(self, request: Request) -> None:
+        self.add(request)
+
+    def peek(self) -> Request:
+        heap = self._heap
+        while heap:
+            request = self._requests.get(heap[0][2])
+            if request is not None and _key(request) == heap[0]:
+                return request
+            heappop(heap)
+        raise IndexError("no request is waiting")
+
+    def remove(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self.num_tokens -= request.num_prompt_tokens
+        if self._heap[0] == _key(request):
+            heappop(self._heap)
+        elif len(self._heap) > 2 * len(self._requests) + _MIN_STALE_KEYS:
+            self._heap = [_key(waiting) for waiting in self._requests.values()]
+            heapify(self._heap)
+
+    def pick_victim(self, running: Sequence[Request]) -> Request:
+        # Of equals the last: it has the least to lose.
+        return max(reversed(running), key=_urgency)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(sorted(self._requests.values(), key=_key))
+
+    def __contains__(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
+
+_urgency = attrgetter("core_request.priority", "core_request.arrival_time_s")
+
+
+def _key(request: Request) -> _Key:
+    core_request = request.core_request
+    return core_request.priority, core_request.arrival_time_s, core_request.request_id
+
+
+_POLICIES: dict[str, type[RequestQueue]] = {
+    "fcfs": FCFSRequestQueue,
+    "priority": PriorityRequestQueue,
+}
 
 
 def create_request_queue(policy: str) -> RequestQueue:

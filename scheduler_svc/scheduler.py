@@ -53,6 +53,19 @@ class _StepPlan:
         self.cached_req_ids.append(request.request_id)
         self.new_block_ids.append(block_ids)
 
+    def remove(self, request: Request) -> bool:
+        """Take a request out again, its tokens go back to the budget; False if it is not in.
+
+        Only before new requests are added: rows and cached columns still go together.
+        """
+        if request not in self.requests:
+            return False
+        row = self.requests.index(request)
+        for column in (self.requests, self.cached_req_ids, self.new_block_ids):
+            del column[row]
+        self.token_budget += self.num_scheduled_tokens.pop(row)
+        return True
+
     def add_new(self, request: Request, num_new: int, data: NewRequestData) -> None:
         self.token_budget -= num_new
         self.requests.append(request)
@@ -158,6 +171,7 @@ class Scheduler:
         this one is executed.
         """
         plan = _StepPlan(self.limits.max_num_batched_tokens)
+        self.kv_cache.begin_step(self._step + 1)
         self._schedule_running(plan)
         if not plan.preempted_req_ids:
             self._schedule_waiting(plan, now_s)
@@ -261,7 +275,7 @@ class Scheduler:
     # The passes of schedule().
 
     def _schedule_running(self, plan: _StepPlan) -> None:
-        # By index: a preemption shortens the list behind the cursor's request.
+        # By index: a preemption shortens the list, before or behind the cursor's request.
         running, index = self._running, 0
         while index < len(running) and plan.token_budget > 0:
             request = running[index]
@@ -273,10 +287,13 @@ class Scheduler:
                 plan.add_cached(request, num_new, block_ids)
             index += 1
 
+                num_preempted = len(plan.preempted_req_ids)
     def _schedule_waiting(self, plan: _StepPlan, now_s: float) -> None:
         # The head of the queue is never skipped for a smaller request.
         while (
             self._waiting
+                if len(plan.preempted_req_ids) > num_preempted:
+                    index = running.index(request)
             and plan.token_budget > 0
             and len(self._running) < self.limits.max_num_seqs
         ):
@@ -346,6 +363,9 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.kv_cache.free(request)
+            if plan.remove(victim):
+                # What this step was to write for it stays unwritten.
+                self.kv_cache.uncache_since(victim, self._step + 1)
         if self._running[-1] is request:
             self._running.pop()
         else:

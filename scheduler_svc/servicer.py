@@ -6,6 +6,7 @@ Errors are raised as `PagewireError`s; the interceptors of `pagewire.kit` make s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
@@ -61,7 +62,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         client = DirectClient(self._core)
         try:
             request_id = request.request_id or request_context.new_request_id()
-            client.add(convert.core_request_of_generate(request, request_id, client.client_id))
+            client.add(
+                convert.core_request_of_generate(
+                    request, request_id, client.client_id, arrival_time_s=time.time()
+                )
+            )
             async for token_ids, end in client.stream():
                 yield convert.generate_response(token_ids, end)
         finally:

@@ -43,12 +43,13 @@ def make_core_request(
     if isinstance(prompt, int):
         prompt = [(number * 7 + 13 * i) % EOS for i in range(prompt)]
     own = {"client_id", "output_token_ids", "is_resumed", "priority", "cache_salt", "lora_digest"}
+    arrival_time_s = overrides.pop("arrival_time_s", float(number))
     params = {"max_tokens": 8} | {k: v for k, v in overrides.items() if k not in own}
     return EngineCoreRequest(
         request_id=request_id or f"r{number}",
         prompt_token_ids=list(prompt),
         sampling_params=SamplingParams(**params),
-        arrival_time_s=float(number),
+        arrival_time_s=arrival_time_s,
         **{k: v for k, v in overrides.items() if k in own},
     )
 

@@ -25,6 +25,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         reserve_full_isl=st.booleans(),
         long_prefill_token_threshold=st.integers(0, 5),
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
+        policy=st.sampled_from(["fcfs", "priority"]),
     )
     def start(self, **limits: object) -> None:
         self.scheduler = make_scheduler(**limits, max_model_len=MAX_MODEL_LEN)
@@ -32,10 +33,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live: dict[str, Request] = {}
         self.delivered: dict[str, list[int]] = {}
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 12), salt=st.sampled_from([None, "a"]))
-    def add(self, prompt: list[int], max_tokens: int, salt: str | None) -> None:
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 12),
+        salt=st.sampled_from([None, "a"]),
+        priority=st.integers(-2, 2),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
+    )
+    def add(self, prompt: list[int], priority: int, **overrides: object) -> None:
+        overrides["cache_salt"] = overrides.pop("salt")
+        if self.scheduler.limits.policy == "priority":
+            overrides["priority"] = priority
         try:
-            request = add(self.scheduler, prompt, max_tokens=max_tokens, cache_salt=salt)
+            request = add(self.scheduler, prompt, **overrides)
         except PagewireError as error:
             assert error.reason == "EXCEEDS_KV_CACHE"
             return
