@@ -36,7 +36,7 @@ class ModelConfig:
     """A Hugging Face directory, a hub id, a .gguf file, or the alias `smollm2` (the embedded
     SmolLM2-135M-Instruct)."""
     served_model_name: tuple[str, ...] = ()
-    """Names that clients may use; the first one stands in answers. Default: the value of --model."""
+    """Names that clients may use; the first stands in answers. Default: the value of --model."""
     max_model_len: int | None = None
     """Longest sequence in tokens, prompt and output together. Default: what the model was made
     for."""
@@ -110,6 +110,9 @@ class SchedulerConfig:
     """Share of the KV blocks kept free when a waiting request is admitted beside others."""
     scheduler_reserve_full_isl: bool = True
     """Admit a request only if blocks for its whole sequence fit now, not just its first chunk."""
+    async_scheduling: bool = True
+    """Plan and send the next step while one runs, so that the worker need not wait for it. A request
+    that ends by a token, not by length, costs at most one token more."""
 
     def __post_init__(self) -> None:
         tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs

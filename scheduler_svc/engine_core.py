@@ -1,4 +1,7 @@
-"""The engine's loop: schedule, execute, update; claim a worker, lose it, claim it again.
+"""The engine's loop: schedule, send, receive, update; claim a worker, lose it, claim it again.
+
+With asynchronous scheduling the next step is planned and sent while one runs, so that the worker
+finds it queued when it is done. Aborts, adds and administration take effect between steps planned.
 
 It owns the `Scheduler`, the `Executor` and the list of clients (`OutputSink`s: gateway streams and
 direct callers). It does not know gRPC. Everything runs on one event loop: clients add and abort
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -43,6 +47,8 @@ from scheduler_svc.stop import Stop
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
+MAX_STEPS_IN_FLIGHT = 2
+"""With asynchronous scheduling: one runs, one is queued behind it."""
 MAX_FAILED_STEPS_IN_A_ROW = 3
 """After as many, lost workers counted too, the requests of the failing step are ended."""
 
@@ -85,6 +91,20 @@ class EngineCounters:
     """Of requests that began to run."""
     generation_tokens: int = 0
     num_workers_lost: int = 0
+    worker_idle_ns: int = 0
+    """How long workers had no step queued though there was work for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A step that was sent and has no answer yet."""
+
+    output: SchedulerOutput
+    schedule_ns: int
+    """How long it took to plan."""
+    sent_ns: int
+    follows_work: bool
+    """There was work all the time since the step before."""
 
 
 class EngineCore:
@@ -116,7 +136,9 @@ class EngineCore:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._is_draining = False
-        self._in_step = False
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._max_in_flight = MAX_STEPS_IN_FLIGHT if config.scheduler.async_scheduling else 1
+        self._follows_work = False
         self._between_steps: list[Callable[[], None]] = []
         self._num_failed_steps = 0
         executor.on_lost = self._wake.set
@@ -170,7 +192,7 @@ class EngineCore:
         return None if self._scheduler is None else self._scheduler.make_stats()
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
-        """Forget cached prefixes between two steps.
+        """Forget cached prefixes when no step is under way; the next one waits for that.
 
         Returns:
             False, and nothing is done, while requests hold blocks.
@@ -184,7 +206,7 @@ class EngineCore:
             if not done.done():
                 done.set_result(scheduler.kv_cache.reset_prefix_cache())
 
-        if self._in_step:
+        if self._in_flight:
             self._between_steps.append(reset)
         else:
             reset()
@@ -271,41 +293,63 @@ class EngineCore:
         return self.info.kv_cache
 
     async def _run_steps(self) -> None:
+        """Keep the worker supplied with steps; returns only by raising WorkerLostError."""
         scheduler = self._require_scheduler()
         while True:
-            self._run_between_steps()
-            if self._executor.lost_reason is not None:
+            if not self._in_flight:
+                self._run_between_steps()
+            await self._send_steps(scheduler)
+            if self._in_flight:
+                await self._receive_step(scheduler)
+            elif self._executor.lost_reason is not None:
                 raise WorkerLostError(self._executor.lost_reason)
-            if not scheduler.has_work:
+            else:
                 await self._wait_for_work()
-                continue
+
+    async def _send_steps(self, scheduler: Scheduler) -> None:
+        """Plan and send steps up to the bound, while there is something to compute or to tell."""
+        while self._may_send and scheduler.has_work:
             started_ns = time.perf_counter_ns()
             output = scheduler.schedule(self._clock())
             if output.is_empty:
-                # Admission checks rule this out; waiting beats spinning if they are wrong.
-                log.error("nothing_schedulable", num_waiting=scheduler.num_waiting)
-                await self._wait_for_work()
-                continue
-            await self._run_step(scheduler, output, started_ns)
+                # Everything waits for what is under way.
+                if not self._in_flight:
+                    # Admission checks rule this out; waiting beats spinning if they are wrong.
+                    log.error("nothing_schedulable", num_waiting=scheduler.num_waiting)
+                return
+            sent_ns = time.perf_counter_ns()
+            step = _StepInFlight(output, sent_ns - started_ns, sent_ns, self._follows_work)
+            self._follows_work = True
+            self._in_flight.append(step)
+            try:
+                await self._executor.send(output)
+            except WorkerLostError as error:
+                self._on_step_failed(scheduler, str(error))
+                raise
 
-    async def _run_step(
-        self, scheduler: Scheduler, output: SchedulerOutput, started_ns: int
-    ) -> None:
-        scheduled_ns = time.perf_counter_ns()
-        self._in_step = True
+    @property
+    def _may_send(self) -> bool:
+        return (
+            len(self._in_flight) < self._max_in_flight
+            and not self._between_steps
+            and self._executor.lost_reason is None
+        )
+
+    async def _receive_step(self, scheduler: Scheduler) -> None:
         try:
-            result = await self._executor.execute(output)
+            result = await self._executor.receive()
         except (StepFailedError, WorkerLostError) as error:
-            self._on_step_failed(scheduler, output, str(error))
+            self._on_step_failed(scheduler, str(error))
             # After a failed step the worker's requests and KV are in doubt: it starts afresh too.
             raise WorkerLostError(str(error)) from error
-        finally:
-            self._in_step = False
+        step = self._in_flight.popleft()
         self._num_failed_steps = 0
         # Aborts that came while the step ran have been applied: they win over its tokens.
-        outputs = scheduler.update_from_output(output, result)
-        timings = _timings(result, started_ns, scheduled_ns)
+        outputs = scheduler.update_from_output(step.output, result)
         self._count(outputs)
+        if step.follows_work:
+            self.counters.worker_idle_ns += result.idle_ns
+        timings = _timings(result, step)
         for client_id, client_outputs in outputs.items():
             sink = self._sinks.get(client_id)
             if sink is not None:
@@ -313,6 +357,7 @@ class EngineCore:
         self._note_idle(scheduler)
 
     async def _wait_for_work(self) -> None:
+        self._follows_work = False
         self._wake.clear()
         await self._wake.wait()
 
@@ -321,7 +366,9 @@ class EngineCore:
         for run in pending:
             run()
 
-    def _on_step_failed(self, scheduler: Scheduler, output: SchedulerOutput, reason: str) -> None:
+    def _on_step_failed(self, scheduler: Scheduler, reason: str) -> None:
+        # The oldest is the one that ran; the others had not begun.
+        output = self._in_flight[0].output
         self._num_failed_steps += 1
         log.error("step_failed", step=output.step, reason=reason, in_a_row=self._num_failed_steps)
         if self._num_failed_steps >= MAX_FAILED_STEPS_IN_A_ROW:
@@ -335,6 +382,8 @@ class EngineCore:
         scheduler = self._require_scheduler()
         self.counters.num_workers_lost += 1
         log.warning("worker_lost", reason=reason, num_running=scheduler.num_running)
+        self._in_flight.clear()
+        self._follows_work = False
         scheduler.forget_worker()
         self._run_between_steps()
         self._set_state(EngineState.RECOVERING)
@@ -378,10 +427,10 @@ class EngineCore:
         return self._scheduler
 
 
-def _timings(result: ModelRunnerOutput, started_ns: int, scheduled_ns: int) -> StepTimings:
+def _timings(result: ModelRunnerOutput, step: _StepInFlight) -> StepTimings:
     return StepTimings(
-        schedule_ns=scheduled_ns - started_ns,
-        execute_ns=time.perf_counter_ns() - scheduled_ns,
+        schedule_ns=step.schedule_ns,
+        execute_ns=time.perf_counter_ns() - step.sent_ns,
         forward_ns=result.forward_ns,
         sample_ns=result.sample_ns,
         idle_ns=result.idle_ns,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import grpc
 
@@ -29,11 +31,21 @@ class _StreamBrokenError(Exception):
     """A frame could not be written."""
 
 
+@dataclass(frozen=True, slots=True)
+class _SentStep:
+    """A step that was sent; `answer` fails when the stream is lost."""
+
+    message: worker_pb2.SchedulerOutput
+    engine_step: int
+    answer: asyncio.Future[worker_pb2.ExecuteResponse]
+
+
 class ExecuteStream:
     """One Execute stream: steps up, answers down, heartbeats both ways.
 
-    Three tasks belong to it: reader, heartbeats, watchdog. Whatever ends first makes the stream
-    lost; `close` cancels and awaits them.
+    Steps are answered in order; the caller bounds how many are under way. Three tasks belong to the
+    stream: reader, heartbeats, watchdog. Whatever ends first makes it lost; `close` cancels and
+    awaits them.
     """
 
     def __init__(
@@ -52,7 +64,7 @@ class ExecuteStream:
         self._num_heartbeats = 0
         # gRPC takes one write at a time; steps and heartbeats share the stream.
         self._write_lock = asyncio.Lock()
-        self._answer: asyncio.Future[worker_pb2.ExecuteResponse] | None = None
+        self._sent: deque[_SentStep] = deque()
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -87,27 +99,34 @@ class ExecuteStream:
         stream._start()
         return stream
 
-    async def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Send one step and wait for its answer; one at a time."""
+    async def send(self, output: SchedulerOutput) -> None:
+        """Send one step behind those under way."""
         if self.lost_reason is not None:
             raise WorkerLostError(self.lost_reason)
         step = self._encoder.encode(output)
-        answer = self._answer = asyncio.get_running_loop().create_future()
+        answer = asyncio.get_running_loop().create_future()
+        self._sent.append(_SentStep(step, output.step, answer))
         try:
             async with asyncio.timeout(EXECUTE_TIMEOUT_S):
                 await self._write(worker_pb2.ExecuteRequest(step=step))
-                frame = await answer
         except TimeoutError as error:
-            self._lose(f"a step took more than {EXECUTE_TIMEOUT_S:.0f} s")
+            self._lose(f"a step could not be written for {EXECUTE_TIMEOUT_S:.0f} s")
             raise WorkerLostError(self.lost_reason) from error
         except _StreamBrokenError as error:
             self._lose("the stream broke while a step was written")
             raise WorkerLostError(self.lost_reason) from error
-        finally:
-            self._answer = None
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # seen, also where the write failed first
-        return self._decode(frame, step, output.step)
+
+    async def receive(self) -> ModelRunnerOutput:
+        """Wait for the answer to the oldest step that was not received; one caller at a time."""
+        sent = self._sent[0]
+        try:
+            async with asyncio.timeout(EXECUTE_TIMEOUT_S):
+                frame = await sent.answer
+        except TimeoutError as error:
+            self._lose(f"a step took more than {EXECUTE_TIMEOUT_S:.0f} s")
+            raise WorkerLostError(self.lost_reason) from error
+        self._sent.popleft()
+        return self._decode(frame, sent)
 
     async def close(self) -> None:
         """Say goodbye if anybody listens, and end the tasks."""
@@ -127,16 +146,11 @@ class ExecuteStream:
             asyncio.create_task(self._watch(), name="execute-watchdog"),
         ]
 
-    def _decode(
-        self,
-        answer: worker_pb2.ExecuteResponse,
-        step: worker_pb2.SchedulerOutput,
-        engine_step: int,
-    ) -> ModelRunnerOutput:
+    def _decode(self, answer: worker_pb2.ExecuteResponse, sent: _SentStep) -> ModelRunnerOutput:
         if answer.HasField("failed"):
             raise StepFailedError(f"{answer.failed.reason}: {answer.failed.message}")
         try:
-            return decode_output(answer.output, step, engine_step)
+            return decode_output(answer.output, sent.message, sent.engine_step)
         except (ValueError, KeyError) as error:
             self._lose(f"its answer is malformed: {error}")
             raise WorkerLostError(self.lost_reason) from error
@@ -162,15 +176,20 @@ class ExecuteStream:
         try:
             while isinstance(frame := await self._call.read(), worker_pb2.ExecuteResponse):
                 self._watchdog.beat()
-                answer = self._answer
-                if not (frame.HasField("heartbeat") or answer is None or answer.done()):
-                    answer.set_result(frame)
+                if not frame.HasField("heartbeat"):
+                    self._take_answer(frame)
             reason = f"{reason} ({(await self._call.code()).name})"
         except grpc.aio.AioRpcError as error:
             reason = f"the Execute stream broke ({error.code().name})"
         finally:
             # Also when the call was cancelled under the reader: nobody reads answers any more.
             self._lose(reason)
+
+    def _take_answer(self, frame: worker_pb2.ExecuteResponse) -> None:
+        for sent in self._sent:
+            if not sent.answer.done():
+                sent.answer.set_result(frame)
+                return
 
     async def _send_heartbeats(self) -> None:
         # The reader sees the broken stream too and says why.
@@ -191,6 +210,8 @@ class ExecuteStream:
         if self.lost_reason is not None:
             return
         self.lost_reason = reason
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(WorkerLostError(reason))
+        for sent in self._sent:
+            if not sent.answer.done():
+                sent.answer.set_exception(WorkerLostError(reason))
+                sent.answer.exception()  # seen, also if nobody comes to receive it
         self._on_lost()

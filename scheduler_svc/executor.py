@@ -85,11 +85,21 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    async def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step and wait for its answer.
+    async def send(self, output: SchedulerOutput) -> None:
+        """Send a step, which runs after those sent before; does not wait until it runs.
 
         Raises:
             WorkerLostError: The worker is gone.
+        """
+
+    @abstractmethod
+    async def receive(self) -> ModelRunnerOutput:
+        """Wait for the answer to the oldest step that has none; one is sent at least.
+
+        An answer that came before the worker was lost is still received.
+
+        Raises:
+            WorkerLostError: The worker is gone, and every step without an answer with it.
             StepFailedError: The worker could not run this step.
         """
 

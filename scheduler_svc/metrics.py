@@ -29,6 +29,11 @@ class EngineCollector(Collector):
             "prompt_tokens", "Prompt tokens of requests that began.", counters.prompt_tokens
         )
         yield _counter("generation_tokens", "Tokens generated.", counters.generation_tokens)
+        yield _counter(
+            "worker_idle_seconds",
+            "Seconds that the worker had no step queued though there was work.",
+            counters.worker_idle_ns / 1e9,
+        )
         yield _counter("workers_lost", "Times that the worker was lost.", counters.num_workers_lost)
         if stats is None:
             return

@@ -49,6 +49,8 @@ class SchedulerOutput:
     """The live requests by row, for `update_from_output`; they don't go to the worker."""
     num_scheduled_tokens: Sequence[int]
     """By row."""
+    draws: Sequence[bool]
+    """By row: the step computes the last token, so the worker draws the next."""
     total_num_scheduled_tokens: int
     scheduled_new_reqs: Sequence[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
@@ -148,7 +150,7 @@ class StepTimings:
 
     schedule_ns: int = 0
     execute_ns: int = 0
-    """From sending the step to its answer."""
+    """From sending the step to its answer; steps that overlap both count."""
     forward_ns: int = 0
     sample_ns: int = 0
     idle_ns: int = 0

@@ -70,6 +70,10 @@ class Request:
     Invariants: `all_token_ids` starts with the prompt; `num_computed_tokens` counts tokens whose KV
     is in the cache or in a step under way; `block_hashes` has one hash a full block of
     `all_token_ids` when prefix caching is on, else none.
+
+    Steps overlap: the next one is planned before the tokens of one under way are known. Such a
+    token is an output placeholder until `fill_placeholder`: it is computed as "what you drew last",
+    so it needs a place in a block, but it has no hash and ends nothing.
     """
 
     __slots__ = (
@@ -80,9 +84,11 @@ class Request:
         "block_hashes",
         "client_id",
         "core_request",
+        "dropped_through_step",
         "first_scheduled_time_s",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "request_id",
@@ -101,6 +107,10 @@ class Request:
         self.stop_rules = _stop_rules(core_request, limits)
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        """Tokens that steps under way will draw. A preempted request keeps them."""
+        self.dropped_through_step = 0
+        """Tokens that steps up to this one draw don't count; they will be drawn again."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the cache at the first admission; 0 before it."""
@@ -115,6 +125,15 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens that are known."""
         return len(self.all_token_ids)
+
+    @property
+    def num_computable_tokens(self) -> int:
+        """Tokens that the next step can compute up to: those known and those under way.
+
+        Nothing follows the last token of a full output, so no step computes it.
+        """
+        num_tokens = len(self.all_token_ids) + self.num_output_placeholders
+        return min(num_tokens, self.stop_rules.max_total_tokens - 1)
 
     @property
     def num_output_tokens(self) -> int:
@@ -140,6 +159,27 @@ class Request:
     def reads_prefix_cache(self) -> bool:
         """Prompt logprobs need every prompt position computed, so a hit would lose some."""
         return self.core_request.sampling_params.prompt_logprobs is None
+
+    def ignores_outputs_of(self, step: int) -> bool:
+        """Whether it ended meanwhile, or what the step drew was dropped."""
+        return self.status >= RequestStatus.FINISHED_STOPPED or step <= self.dropped_through_step
+
+    def advance(self, num_new_tokens: int) -> bool:
+        """Count tokens as computed by the step just planned.
+
+        Returns:
+            Whether the step draws the next token, which is a placeholder from now on.
+        """
+        self.num_computed_tokens += num_new_tokens
+        num_tokens = len(self.all_token_ids) + self.num_output_placeholders
+        if self.num_computed_tokens < num_tokens:
+            return False
+        self.num_output_placeholders += 1
+        return True
+
+    def fill_placeholder(self) -> None:
+        """Note that a step which was to draw has answered; its tokens are appended apart."""
+        self.num_output_placeholders -= 1
 
     def append_output_token(self, token_id: int) -> None:
         self.all_token_ids.append(token_id)
@@ -178,10 +218,13 @@ def max_total_tokens(core_request: EngineCoreRequest, max_model_len: int) -> int
 
 def _stop_rules(core_request: EngineCoreRequest, limits: SchedulerLimits) -> StopRules:
     params = core_request.sampling_params
+    num_prompt_tokens = len(core_request.prompt_token_ids)
+    max_total = max_total_tokens(core_request, limits.max_model_len)
     return StopRules(
         eos_token_ids=frozenset() if params.ignore_eos else limits.eos_token_ids,
         stop_token_ids=frozenset(params.stop_token_ids),
-        min_tokens=params.min_tokens,
-        num_prompt_tokens=len(core_request.prompt_token_ids),
-        max_total_tokens=max_total_tokens(core_request, limits.max_model_len),
+        # A context that is full ends the output in any case.
+        min_tokens=min(params.min_tokens, max_total - num_prompt_tokens),
+        num_prompt_tokens=num_prompt_tokens,
+        max_total_tokens=max_total,
     )

@@ -26,6 +26,7 @@ from scheduler_svc.output import (
     SchedulerOutput,
     SchedulerStats,
 )
+from scheduler_svc.pause import PauseState
 from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
 from scheduler_svc.request_queue import create_request_queue
 from scheduler_svc.stop import FinishReason, Stop, check_stop
@@ -82,6 +83,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
+        self.pause_state = PauseState.UNPAUSED
         self.kv_cache = KVCacheManager(
             limits.num_blocks, limits.block_size, enable_caching=limits.enable_prefix_caching
         )
@@ -101,8 +103,15 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step has anything to tell the worker."""
-        return bool(self._requests or self._finished_req_ids or self._preempted_req_ids)
+        """Whether the next step has anything to tell the worker, as far as a pause lets it."""
+        return self.can_schedule or bool(self._finished_req_ids or self._preempted_req_ids)
+
+    @property
+    def can_schedule(self) -> bool:
+        """Whether there is a request that may be scheduled."""
+        if self.pause_state is PauseState.UNPAUSED:
+            return bool(self._requests)
+        return self.pause_state is PauseState.PAUSED_NEW and bool(self._running)
 
     @property
     def num_requests(self) -> int:
@@ -167,24 +176,25 @@ class Scheduler:
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plan one step: running requests first, in order, then waiting ones.
 
-        `num_computed_tokens` advances here already, so that the next step could be planned before
-        this one is executed.
+        `num_computed_tokens` advances here already and what the step draws becomes a placeholder,
+        so that the next step can be planned before this one is executed.
         """
-        plan = _StepPlan(self.limits.max_num_batched_tokens)
+        paused = self.pause_state
+        budget = 0 if paused is PauseState.PAUSED_ALL else self.limits.max_num_batched_tokens
+        plan = _StepPlan(budget)
         self.kv_cache.begin_step(self._step + 1)
         self._schedule_running(plan)
-        if not plan.preempted_req_ids:
+        if paused is PauseState.UNPAUSED and not plan.preempted_req_ids:
             self._schedule_waiting(plan, now_s)
-        output = self._take_output(plan)
-        self._advance(plan)
-        return output
+        return self._take_output(plan, draws=self._advance(plan))
 
     def update_from_output(
         self, output: SchedulerOutput, result: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Take in what the worker sampled in a step.
+        """Take in what the worker sampled in a step; in the order in which steps were planned.
 
-        Tokens of requests that ended meanwhile are ignored.
+        Tokens of requests that ended meanwhile are ignored, those of preempted ones are kept: they
+        come back with them.
 
         Returns:
             What is new, by client.
@@ -192,12 +202,14 @@ class Scheduler:
         outputs: dict[int, EngineCoreOutputs] = {}
         self._report_first_scheduled(outputs, output.step)
         any_finished = False
-        for row, (request, token_ids) in enumerate(
-            zip(output.requests, result.sampled_token_ids, strict=True)
+        for row, (request, draws, token_ids) in enumerate(
+            zip(output.requests, output.draws, result.sampled_token_ids, strict=True)
         ):
-            if request.status >= RequestStatus.FINISHED_STOPPED:
+            if request.ignores_outputs_of(output.step):
                 continue
             stop, message = None, ""
+            if draws:
+                request.fill_placeholder()
             if token_ids:
                 token_ids, stop = _append_tokens(request, token_ids)
                 client = _outputs_for(outputs, request, output.step)
@@ -207,7 +219,8 @@ class Scheduler:
                 client.new_token_ids.append(token_ids)
             elif row in result.errors:
                 stop, message = FAILED, result.errors[row]
-            elif request.num_computed_tokens >= request.num_tokens:
+                self.kv_cache.uncache_since(request, output.step)
+            elif draws:
                 # Nothing would ever schedule it again.
                 stop, message = FAILED, "the worker drew no token"
             if stop is not None:
@@ -231,9 +244,55 @@ class Scheduler:
             self._preempt(self._running[-1])
         return num_preempted
 
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        """Forget what is cached.
+
+        Args:
+            reset_running_requests: Preempt all that runs first. Their tokens under way are dropped,
+                and drawn again: what they were computed from may be what the reset is to forget.
+
+        Returns:
+            False, and nothing is done, while requests hold blocks.
+        """
+        if reset_running_requests:
+            self.preempt_all()
+            for request in self._requests.values():
+                self._drop_tokens_under_way(request)
+        return self.kv_cache.reset_prefix_cache()
+
+    def take_back_steps(self, outputs: Sequence[SchedulerOutput]) -> int:
+        """Undo steps that failed on a worker that lives: what they wrote is in doubt, no more.
+
+        Args:
+            outputs: The first step that failed and all that were planned after it, in order. They
+                must not come to `update_from_output` any more.
+
+        Returns:
+            How many requests were preempted.
+        """
+        doubtful = self.kv_cache.uncache_all_since(outputs[0].step)
+        for output in outputs:
+            for request in output.requests:
+                doubtful.add(request.request_id)
+                self._drop_tokens_under_way(request)
+        victims = [request for request in self._running if request.request_id in doubtful]
+        for request in reversed(victims):
+            self._preempt(request)
+        # The worker may not have heard these; forgetting twice does no harm.
+        finished = [i for output in outputs for i in output.finished_req_ids]
+        preempted = [i for output in outputs for i in output.preempted_req_ids]
+        self._finished_req_ids = [*finished, *self._finished_req_ids]
+        self._preempted_req_ids = list(dict.fromkeys([*preempted, *self._preempted_req_ids]))
+        return len(victims)
+
     def forget_worker(self) -> None:
-        """Forget what a lost worker had: its KV, and whatever it was still to be told."""
+        """Forget what a lost worker had: its KV, steps under way, what it was still to be told.
+
+        No output of a step planned before may come in any more.
+        """
         self.preempt_all()
+        for request in self._requests.values():
+            request.num_output_placeholders = 0
         self.kv_cache.reset_prefix_cache()
         self._finished_req_ids.clear()
         self._preempted_req_ids.clear()
@@ -281,23 +340,25 @@ class Scheduler:
             request = running[index]
             num_new = min(self._num_pending_tokens(request), plan.token_budget)
             if num_new > 0:
+                num_preempted = len(plan.preempted_req_ids)
                 block_ids = self._allocate_or_preempt(request, num_new, plan)
                 if block_ids is None:
                     return
                 plan.add_cached(request, num_new, block_ids)
+                if len(plan.preempted_req_ids) > num_preempted:
+                    index = running.index(request)
             index += 1
 
-                num_preempted = len(plan.preempted_req_ids)
     def _schedule_waiting(self, plan: _StepPlan, now_s: float) -> None:
         # The head of the queue is never skipped for a smaller request.
         while (
             self._waiting
-                if len(plan.preempted_req_ids) > num_preempted:
-                    index = running.index(request)
             and plan.token_budget > 0
             and len(self._running) < self.limits.max_num_seqs
         ):
             request = self._waiting.peek()
+            if request.num_output_placeholders > 0:
+                return  # a preempted one: its tokens under way come first
             hit = self.kv_cache.get_computed_blocks(request)
             num_new = self._num_pending_tokens(request, hit.num_tokens)
             if num_new > plan.token_budget and not self.limits.enable_chunked_prefill:
@@ -315,13 +376,14 @@ class Scheduler:
             self._start(request, hit, now_s)
             plan.add_new(request, num_new, _new_request_data(request, block_ids))
 
-    def _take_output(self, plan: _StepPlan) -> SchedulerOutput:
+    def _take_output(self, plan: _StepPlan, draws: Sequence[bool]) -> SchedulerOutput:
         self._step += 1
         output = SchedulerOutput(
             step=self._step,
             requests=plan.requests,
             num_scheduled_tokens=plan.num_scheduled_tokens,
-            total_num_scheduled_tokens=self.limits.max_num_batched_tokens - plan.token_budget,
+            draws=draws,
+            total_num_scheduled_tokens=sum(plan.num_scheduled_tokens),
             scheduled_new_reqs=plan.new_reqs,
             scheduled_cached_reqs=CachedRequestData(plan.cached_req_ids, plan.new_block_ids),
             finished_req_ids=self._finished_req_ids,
@@ -330,14 +392,14 @@ class Scheduler:
         self._finished_req_ids, self._preempted_req_ids = [], []
         return output
 
-    def _advance(self, plan: _StepPlan) -> None:
-        for request, num_new in zip(plan.requests, plan.num_scheduled_tokens, strict=True):
-            request.num_computed_tokens += num_new
+    def _advance(self, plan: _StepPlan) -> list[bool]:
+        rows = zip(plan.requests, plan.num_scheduled_tokens, strict=True)
+        return [request.advance(num_new) for request, num_new in rows]
 
     # Moves of one request.
 
     def _num_pending_tokens(self, request: Request, num_hit_tokens: int = 0) -> int:
-        num_new = len(request.all_token_ids) - request.num_computed_tokens - num_hit_tokens
+        num_new = request.num_computable_tokens - request.num_computed_tokens - num_hit_tokens
         threshold = self.limits.long_prefill_token_threshold
         return threshold if 0 < threshold < num_new else num_new
 
@@ -353,9 +415,10 @@ class Scheduler:
             block_ids = self.kv_cache.allocate_slots(request, num_new)
             if block_ids is not None:
                 return block_ids
-            # Never a request that this step already holds: first come, first served picks the
-            # last, which is this one or one behind it.
             victim = self._waiting.pick_victim(self._running)
+            if plan.remove(victim):
+                # What this step was to write for it stays unwritten.
+                self.kv_cache.uncache_since(victim, self._step + 1)
             self._preempt(victim)
             plan.preempted_req_ids.append(victim.request_id)
             if victim is request:
@@ -363,9 +426,6 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.kv_cache.free(request)
-            if plan.remove(victim):
-                # What this step was to write for it stays unwritten.
-                self.kv_cache.uncache_since(victim, self._step + 1)
         if self._running[-1] is request:
             self._running.pop()
         else:
@@ -387,6 +447,10 @@ class Scheduler:
             # A resumed request may hit blocks of its own output; usage counts the prompt alone.
             request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
             self._newly_scheduled.append(request)
+
+    def _drop_tokens_under_way(self, request: Request) -> None:
+        request.num_output_placeholders = 0
+        request.dropped_through_step = self._step
 
     def _finish(self, request: Request, stop: Stop, message: str) -> FinishedRequest:
         if request.status is RequestStatus.RUNNING:

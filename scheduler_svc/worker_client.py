@@ -107,10 +107,11 @@ class GrpcExecutor(Executor):
         except grpc.aio.AioRpcError as error:
             raise _unavailable_or_fatal(error) from error
 
-    async def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        if self._claim is None or self._claim.stream is None:
-            raise WorkerLostError("no worker")
-        return await self._claim.stream.execute(output)
+    async def send(self, output: SchedulerOutput) -> None:
+        await self._require_stream().send(output)
+
+    async def receive(self) -> ModelRunnerOutput:
+        return await self._require_stream().receive()
 
     async def close(self) -> None:
         claim, self._claim = self._claim, None
@@ -173,6 +174,11 @@ class GrpcExecutor(Executor):
             reused_weights=result.reused_weights,
         )
         return result
+
+    def _require_stream(self) -> ExecuteStream:
+        if self._claim is None or self._claim.stream is None:
+            raise WorkerLostError("no worker")
+        return self._claim.stream
 
     def _on_lost(self) -> None:
         self.on_lost()

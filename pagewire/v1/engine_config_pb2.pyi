@@ -161,6 +161,7 @@ class SchedulerConfig(_message.Message):
     SCHEDULING_POLICY_FIELD_NUMBER: _builtins.int
     WATERMARK_FIELD_NUMBER: _builtins.int
     SCHEDULER_RESERVE_FULL_ISL_FIELD_NUMBER: _builtins.int
+    ASYNC_SCHEDULING_FIELD_NUMBER: _builtins.int
     max_num_batched_tokens: _builtins.int
     max_num_seqs: _builtins.int
     max_num_queued_requests: _builtins.int
@@ -170,6 +171,7 @@ class SchedulerConfig(_message.Message):
     scheduling_policy: _builtins.str
     watermark: _builtins.float
     scheduler_reserve_full_isl: _builtins.bool
+    async_scheduling: _builtins.bool
     def __init__(
         self,
         *,
@@ -182,10 +184,11 @@ class SchedulerConfig(_message.Message):
         scheduling_policy: _builtins.str = ...,
         watermark: _builtins.float = ...,
         scheduler_reserve_full_isl: _builtins.bool = ...,
+        async_scheduling: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["enable_chunked_prefill", b"enable_chunked_prefill", "long_prefill_token_threshold", b"long_prefill_token_threshold", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_queued_requests", b"max_num_queued_requests", "max_num_queued_tokens", b"max_num_queued_tokens", "max_num_seqs", b"max_num_seqs", "scheduler_reserve_full_isl", b"scheduler_reserve_full_isl", "scheduling_policy", b"scheduling_policy", "watermark", b"watermark"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_scheduling", b"async_scheduling", "enable_chunked_prefill", b"enable_chunked_prefill", "long_prefill_token_threshold", b"long_prefill_token_threshold", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_queued_requests", b"max_num_queued_requests", "max_num_queued_tokens", b"max_num_queued_tokens", "max_num_seqs", b"max_num_seqs", "scheduler_reserve_full_isl", b"scheduler_reserve_full_isl", "scheduling_policy", b"scheduling_policy", "watermark", b"watermark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,8 +69,8 @@ def sample(
     return ModelRunnerOutput(
         step=output.step,
         sampled_token_ids=[
-            [next_token(request)] if request.num_computed_tokens == request.num_tokens else []
-            for request in output.requests
+            [next_token(request)] if draws else []
+            for request, draws in zip(output.requests, output.draws, strict=True)
         ],
     )
 

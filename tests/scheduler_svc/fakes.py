@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -27,11 +28,13 @@ from tests.scheduler_svc.factories import EOS, VOCAB_SIZE
 from tests.scheduler_svc.sim_model import SimModel
 
 
-def make_config(**cache: object) -> EngineConfig:
+def make_config(*, async_scheduling: bool = True, **cache: object) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(max_model_len=64),
         cache=CacheConfig(**({"block_size": 4, "num_gpu_blocks_override": 40} | cache)),
-        scheduler=SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=8),
+        scheduler=SchedulerConfig(
+            max_num_batched_tokens=32, max_num_seqs=8, async_scheduling=async_scheduling
+        ),
     )
 
 
@@ -65,6 +68,8 @@ class FakeExecutor(Executor):
         self.in_step = asyncio.Event()
         self.is_closed = False
         self.steps: list[SchedulerOutput] = []
+        self.in_flight: deque[SchedulerOutput] = deque()
+        self.max_in_flight = 0
         self._model: SimModel | None = None
         self._lost: asyncio.Future[None] | None = None
         self._lost_reason: str | None = None
@@ -103,21 +108,31 @@ class FakeExecutor(Executor):
         if self.allocation_error is not None:
             raise self.allocation_error
         self._model = SimModel(plan.num_blocks, plan.block_size)
+        self.in_flight.clear()
+        self.in_step.clear()
         self._lost_reason = None
 
-    async def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    async def send(self, output: SchedulerOutput) -> None:
+        if self._lost_reason is not None:
+            raise WorkerLostError(self._lost_reason)
         self.steps.append(output)
-        self._changed.set()
-        self._lost = asyncio.get_running_loop().create_future()
+        self.in_flight.append(output)
+        self.max_in_flight = max(self.max_in_flight, len(self.in_flight))
         self.in_step.set()
+        self._changed.set()
+
+    async def receive(self) -> ModelRunnerOutput:
+        self._lost = asyncio.get_running_loop().create_future()
         held = asyncio.ensure_future(self.go_on.wait())
         try:
             await asyncio.wait((held, self._lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
             held.cancel()
-            self.in_step.clear()
         if self._lost.done():
             self._lost.result()
+        output = self.in_flight.popleft()
+        if not self.in_flight:
+            self.in_step.clear()
         if self.num_failing_steps > 0:
             self.num_failing_steps -= 1
             raise StepFailedError("on purpose")

@@ -47,6 +47,11 @@ async def ready(executor):
     await executor.allocate_kv_cache(PLAN)
 
 
+async def run_step(executor, output):
+    await executor.send(output)
+    return await executor.receive()
+
+
 async def wait_lost(executor):
     lost = asyncio.Event()
     executor.on_lost = lost.set
@@ -73,7 +78,7 @@ async def test_steps_run_and_outputs_are_the_models():
         await ready(executor)
         while scheduler.has_work:
             output = scheduler.schedule(0.0)
-            scheduler.update_from_output(output, await executor.execute(output))
+            scheduler.update_from_output(output, await run_step(executor, output))
     for request in requests:
         assert request.output_token_ids == expected_output(request.core_request.prompt_token_ids, 7)
     assert worker.was_closed
@@ -86,7 +91,7 @@ async def test_a_crowded_pool_works_over_the_wire_too():
         await ready(executor)
         while scheduler.has_work:
             output = scheduler.schedule(0.0)
-            scheduler.update_from_output(output, await executor.execute(output))
+            scheduler.update_from_output(output, await run_step(executor, output))
     assert scheduler.make_stats().num_preemptions > 0
     for request in requests:
         expected = expected_output(request.core_request.prompt_token_ids, 20)
@@ -100,7 +105,7 @@ async def test_a_row_that_failed_is_reported_by_row():
     async with workers() as (worker,), executor_of(worker.address) as executor:
         worker.failing_request_ids = {"bad"}
         await ready(executor)
-        result = await executor.execute(scheduler.schedule(0.0))
+        result = await run_step(executor, scheduler.schedule(0.0))
     assert result.errors == {1: "NAN_LOGITS"}
     assert [len(token_ids) for token_ids in result.sampled_token_ids] == [1, 0]
 
@@ -112,7 +117,7 @@ async def test_a_failed_step_is_told_apart_from_a_lost_worker():
         worker.fail_next_steps = 1
         await ready(executor)
         with pytest.raises(StepFailedError, match="on purpose"):
-            await executor.execute(scheduler.schedule(0.0))
+            await run_step(executor, scheduler.schedule(0.0))
         assert executor.lost_reason is None
 
 
@@ -122,13 +127,13 @@ async def test_a_worker_that_dies_in_a_step_is_lost():
     async with workers() as (worker,), executor_of(worker.address) as executor:
         await ready(executor)
         worker.go_on.clear()
-        step = asyncio.create_task(executor.execute(scheduler.schedule(0.0)))
+        step = asyncio.create_task(run_step(executor, scheduler.schedule(0.0)))
         await asyncio.sleep(0.05)
         await worker.stop()
         with pytest.raises(WorkerLostError):
             await step
         with pytest.raises(WorkerLostError):
-            await executor.execute(scheduler.schedule(0.0))
+            await run_step(executor, scheduler.schedule(0.0))
 
 
 async def test_a_worker_that_dies_while_idle_is_lost():
@@ -148,7 +153,7 @@ async def test_a_silent_worker_is_lost(monkeypatch):
         await ready(executor)
         worker.is_silent = True
         with pytest.raises(WorkerLostError, match="silent"):
-            await executor.execute(scheduler.schedule(0.0))
+            await run_step(executor, scheduler.schedule(0.0))
 
 
 async def test_a_worker_can_be_claimed_again_after_it_came_back():
