@@ -204,11 +204,13 @@ class KVCacheManager:
             self._events.flush()
 
     def uncache_since(self, request: Request, step: int) -> None:
-        """Make unfindable what a request cached in this step or later: it won't be computed.
+        """Make unfindable what a request cached in this step or later: nobody may read it.
 
-        The request must lose its blocks next, because nothing would cache them again.
+        The request, if it has blocks, must lose them next: nothing would cache them again.
         """
-        self._pool.uncache_since(step, self._tables[request.request_id].blocks)
+        table = self._tables.get(request.request_id)
+        if table is not None:
+            self._pool.uncache_since(step, table.blocks)
 
     def uncache_all_since(self, step: int) -> set[str]:
         """Make unfindable all that was cached in this step or later; walks the pool.
