@@ -1,0 +1,108 @@
+"""Who gets a token in a step, and how long each waited for it, without looking at every row.
+
+A request that draws once in its stay in the running list draws in every later step of it. So only
+three kinds are looked at one by one: those whose prefill is not complete, those that were
+preempted, and running ones that a step had no budget for; all the others of a step share one gap.
+Called by `virtual_engine` with every step twice: when it is scheduled and when it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scheduler_svc.output import SchedulerOutput
+from scheduler_svc.request import Request
+from scheduler_svc.simulate.measures import Samples
+
+TOKEN: Sequence[int] = (0,)
+"""What every request draws: outputs need not differ, since what is before them does."""
+NO_TOKEN: Sequence[int] = ()
+
+
+class TokenClock:
+    """Tokens of one replica.
+
+    Invariant: a live request that was admitted and is not in `_apart` drew a token in the last
+    complete step.
+    """
+
+    def __init__(self, ttft_s: Samples, itl_s: Samples) -> None:
+        self._ttft_s = ttft_s
+        self._itl_s = itl_s
+        self._prefilling: dict[str, Request] = {}
+        """Scheduled, prefill not complete as of the last scheduled step."""
+        self._apart: dict[str, float | None] = {}
+        """When they last drew a token, as of the last complete step; None: never."""
+        self._last_rows: Sequence[Request] = ()
+        self._last_end_s = 0.0
+
+    def sample(self, output: SchedulerOutput) -> list[Sequence[int]]:
+        """Decide, right after `schedule`, which rows draw; returns tokens by row."""
+        rows = output.requests
+        sampled = [TOKEN] * len(rows)
+        for request_id in output.preempted_req_ids:
+            self._prefilling.pop(request_id, None)
+        candidates = [
+            (row, request)
+            for request in self._prefilling.values()
+            if (row := _row_of(rows, request)) is not None
+        ]
+        num_cached = len(rows) - len(output.scheduled_new_reqs)
+        candidates += enumerate(rows[num_cached:], num_cached)
+        for row, request in candidates:
+            if request.num_computed_tokens < request.num_tokens:
+                sampled[row] = NO_TOKEN
+                self._prefilling[request.request_id] = request
+            else:
+                self._prefilling.pop(request.request_id, None)
+        return sampled
+
+    def complete(
+        self,
+        output: SchedulerOutput,
+        drawn_ids: Sequence[str],
+        arrival_times_s: Mapping[str, float],
+        end_s: float,
+        *,
+        any_skipped: bool,
+    ) -> None:
+        """Count the gaps of a step that is complete.
+
+        Args:
+            output: The step.
+            drawn_ids: Requests that got a token.
+            arrival_times_s: Of all that live, those that end with this step included.
+            end_s: When the step ended.
+            any_skipped: Whether the step left out a running request.
+        """
+        for request_id in output.preempted_req_ids:
+            self._apart.setdefault(request_id, self._last_end_s)
+        for new in output.scheduled_new_reqs:
+            self._apart.setdefault(new.request_id, None)
+        if any_skipped:
+            for request in set(self._last_rows).difference(output.requests):
+                if request.request_id in arrival_times_s:
+                    self._apart.setdefault(request.request_id, self._last_end_s)
+        num_together = len(drawn_ids) - self._count_apart(drawn_ids, arrival_times_s, end_s)
+        if num_together:
+            self._itl_s.add(end_s - self._last_end_s, num_together)
+        self._last_rows, self._last_end_s = output.requests, end_s
+
+    def _count_apart(
+        self, drawn_ids: Sequence[str], arrival_times_s: Mapping[str, float], end_s: float
+    ) -> int:
+        if not self._apart:
+            return 0
+        drawn_apart = self._apart.keys() & drawn_ids
+        for request_id in drawn_apart:
+            last_s = self._apart.pop(request_id)
+            if last_s is None:
+                self._ttft_s.add(end_s - arrival_times_s[request_id])
+            else:
+                self._itl_s.add(end_s - last_s)
+        return len(drawn_apart)
+
+
+def _row_of(rows: Sequence[Request], request: Request) -> int | None:
+    """The request's row; requests compare by identity, so the search runs in C."""
+    return rows.index(request) if request in rows else None
