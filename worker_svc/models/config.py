@@ -90,8 +90,8 @@ def llama_config_from_hf(config: Mapping[str, Any], architecture: str) -> LlamaC
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=model_type == "qwen3",
         sliding_windows=_sliding_windows(config, model_type),
-        eos_token_ids=_token_ids(config.get("eos_token_id")),
-        bos_token_id=next(iter(_token_ids(config.get("bos_token_id"))), None),
+        eos_token_ids=token_ids_field(config.get("eos_token_id")),
+        bos_token_id=next(iter(token_ids_field(config.get("bos_token_id"))), None),
     )
 
 
@@ -140,7 +140,12 @@ def _require_int(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
+def token_ids_field(value: object) -> tuple[int, ...]:
+    """Read a field that holds no token id, one, or a list of them.
+
+    Raises:
+        UnsupportedModelError: It holds something else.
+    """
     if value is None:
         return ()
     if isinstance(value, int):

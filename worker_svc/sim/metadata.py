@@ -6,15 +6,15 @@ Reads the same fields with the same parsers as the real loader, so both report t
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import read_gguf
 from pagewire.model_source import ModelFormat, ModelSource, resolve_model
-from worker_svc.models.config import LlamaConfig, UnsupportedModelError, llama_config_from_hf
+from worker_svc.models.config import LlamaConfig, llama_config_from_hf
 from worker_svc.models.gguf_config import hf_config_from_gguf
+from worker_svc.models.hf_files import read_model_config
 from worker_svc.models.registry import select_architecture
 from worker_svc.sim.sampling import SAMPLER_VERSION
 from worker_svc.step import ModelInfo
@@ -48,14 +48,7 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
 def _config_fields(source: ModelSource) -> Mapping[str, Any]:
     if source.format is ModelFormat.GGUF:
         return hf_config_from_gguf(read_gguf(source.path))
-    path = source.path / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{path} cannot be read as JSON") from error
-    if not isinstance(fields, dict):
-        raise UnsupportedModelError(f"{path} is not a JSON object")
-    return fields
+    return read_model_config(source.path)
 
 
 def _max_model_len(model: LlamaConfig, wanted: int | None) -> int:

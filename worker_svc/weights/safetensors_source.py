@@ -17,6 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.models.hf_files import (
+    read_generation_config,
+    read_json_object,
+    read_model_config,
+)
 from worker_svc.weights.source import WeightsError
 
 MAX_HEADER_BYTES = 100 * 2**20
@@ -38,7 +43,7 @@ class SafetensorsSource:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._config = _read_json(directory / "config.json")
+        self._config = read_model_config(directory)
         self._tensors: dict[str, _StoredTensor] = {}
         for file in _weight_files(directory):
             self._tensors.update(_read_file(file))
@@ -49,8 +54,7 @@ class SafetensorsSource:
 
     @property
     def default_sampling(self) -> Mapping[str, float | int]:
-        path = self._directory / "generation_config.json"
-        fields = _read_json(path) if path.is_file() else {}
+        fields = read_generation_config(self._directory)
         if not fields.get("do_sample", False):
             return {}
         return {name: fields[name] for name in _SAMPLING_FIELDS if fields.get(name) is not None}
@@ -69,7 +73,7 @@ class SafetensorsSource:
 
 def _weight_files(directory: Path) -> list[Path]:
     if (directory / INDEX_FILE).is_file():
-        shards = set(_read_json(directory / INDEX_FILE).get("weight_map", {}).values())
+        shards = set(read_json_object(directory / INDEX_FILE).get("weight_map", {}).values())
         files = [directory / str(shard) for shard in sorted(shards)]
     elif (directory / SINGLE_FILE).is_file():
         files = [directory / SINGLE_FILE]
@@ -128,13 +132,3 @@ def _stored_tensor(
             f"has offsets {begin} to {end} in {len(data)} bytes"
         )
     return _StoredTensor(data[begin:end], dtype, shape)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise WeightsError(f"{path} is not a JSON object")
-    return value
