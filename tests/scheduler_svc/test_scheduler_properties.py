@@ -1,11 +1,15 @@
 """Random lives of a scheduler: nothing leaks, nothing starves, every output is exact."""
 
+from collections import Counter, deque
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagewire.kit.errors import PagewireError
+from scheduler_svc.output import SchedulerOutput
 from scheduler_svc.request import Request
+from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.factories import add, make_scheduler, scheduled
 from tests.scheduler_svc.sim_model import SimModel, expected_output
 
@@ -26,8 +30,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         long_prefill_token_threshold=st.integers(0, 5),
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
         policy=st.sampled_from(["fcfs", "priority"]),
+        max_in_flight=st.integers(1, 3),
     )
-    def start(self, **limits: object) -> None:
+    def start(self, max_in_flight: int, **limits: object) -> None:
+        # 1 is without overlap, 2 is with it; 3 is more than the engine does.
+        self.max_in_flight = max_in_flight
+        self.in_flight: deque[SchedulerOutput] = deque()
+        self.ended: dict[str, FinishReason] = {}
+        self.num_wasted: Counter[str] = Counter()
         self.scheduler = make_scheduler(**limits, max_model_len=MAX_MODEL_LEN)
         self.model = SimModel(limits["num_blocks"], limits["block_size"])
         self.live: dict[str, Request] = {}
@@ -73,13 +83,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.live[request.request_id] = request
         self.delivered[request.request_id] = list(before)
 
+    @precondition(lambda self: len(self.in_flight) < self.max_in_flight)
     @rule()
-    def step(self) -> None:
+    def send(self) -> None:
         output = self.scheduler.schedule(0.0)
         limits = self.scheduler.limits
         assert sum(scheduled(output).values()) <= limits.max_num_batched_tokens
         assert self.scheduler.num_running <= limits.max_num_seqs
-        self._update(output)
+        if not output.is_empty:
+            self.in_flight.append(output)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def receive(self) -> None:
+        output = self.in_flight.popleft()
+        result = self.model.execute(output)
+        self.num_wasted.update(
+            request_id for request_id in scheduled(output) if request_id in self.ended
+        )
+        self._take(self.scheduler.update_from_output(output, result))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -88,47 +110,52 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.finish_requests([request_id])
         del self.live[request_id]
 
-    @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def abort_in_a_step(self, data: st.DataObject) -> None:
-        output = self.scheduler.schedule(0.0)
-        result = self.model.execute(output)
-        request_id = data.draw(st.sampled_from(sorted(self.live)))
-        self.scheduler.finish_requests([request_id])
-        del self.live[request_id]
-        self._take(self.scheduler.update_from_output(output, result))
-
     @rule()
     def lose_the_worker(self) -> None:
-        self.scheduler.schedule(0.0)
+        self.in_flight.clear()
         self.scheduler.forget_worker()
         self.model.lose_everything()
 
-    @rule()
-    def reset_prefix_cache(self) -> None:
-        idle = self.scheduler.num_running == 0
-        assert self.scheduler.kv_cache.reset_prefix_cache() == idle
+    @rule(reset_running_requests=st.booleans())
+    def reset_prefix_cache(self, reset_running_requests: bool) -> None:
+        idle = reset_running_requests or self.scheduler.num_running == 0
+        reset = self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        assert reset == idle
 
     @invariant()
     def is_whole(self) -> None:
         if hasattr(self, "scheduler"):
             self.scheduler.check_integrity()
+            under_way = Counter(
+                request.request_id
+                for output in self.in_flight
+                for request, draws in zip(output.requests, output.draws, strict=True)
+                if draws and not request.ignores_outputs_of(output.step)
+            )
+            for request_id, request in self.live.items():
+                assert request.num_output_placeholders == under_way[request_id]
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
         # The worst case is one token of progress a step, after a prefill one token at a time.
         num_steps = (len(self.live) + 1) * MAX_MODEL_LEN * MAX_MODEL_LEN
-        while self.scheduler.has_work and num_steps > 0:
-            self.step()
+        while (self.scheduler.has_work or self.in_flight) and num_steps > 0:
+            while self.scheduler.has_work and len(self.in_flight) < self.max_in_flight:
+                num_in_flight = len(self.in_flight)
+                self.send()
+                if len(self.in_flight) == num_in_flight:
+                    break
+            self.receive()
             num_steps -= 1
         assert not self.live
+        assert max(self.num_wasted.values(), default=0) <= self.max_in_flight - 1
+        # That the output will be full is known before its last token is.
+        full = [i for i, reason in self.ended.items() if reason is FinishReason.LENGTH]
+        assert all(self.num_wasted[request_id] == 0 for request_id in full)
         assert self.scheduler.make_stats().kv_cache_usage == 0
         assert self.model.num_requests == 0
         self.scheduler.check_integrity()
-
-    def _update(self, output: object) -> None:
-        self._take(self.scheduler.update_from_output(output, self.model.execute(output)))
 
     def _take(self, outputs: dict) -> None:
         for client in outputs.values():
@@ -136,6 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.delivered[request_id] += token_ids
             for end in client.finished:
                 request = self.live.pop(end.request_id)
+                self.ended[end.request_id] = end.reason
                 eos = self.scheduler.limits.eos_token_ids
                 max_tokens = request.sampling_params.max_tokens
                 prompt = request.core_request.prompt_token_ids
