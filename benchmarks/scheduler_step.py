@@ -76,10 +76,7 @@ class Engine:
         choose = self._rng.randrange
         result = ModelRunnerOutput(
             output.step,
-            [
-                [choose(10, VOCAB_SIZE)] if r.num_computed_tokens >= r.num_tokens else []
-                for r in output.requests
-            ],
+            [[choose(10, VOCAB_SIZE)] if draws else [] for draws in output.draws],
         )
         sampled = time.perf_counter()
         outputs = self.scheduler.update_from_output(output, result)

@@ -34,6 +34,9 @@ COMMANDS = (
     Command("chat", "chat", "talk to the model, one message or a conversation"),
     Command("complete", "complete", "continue a text"),
     Command("healthcheck", "healthcheck", "ask a service whether it serves; exit 0 or 1"),
+    Command(
+        "simulate", "simulate", "what the scheduler would do with a workload, without a device"
+    ),
     Command("gateway", "service", "run the gateway alone", ("gateway",)),
     Command("tokenizer", "service", "run the tokenizer service alone", ("tokenizer_svc",)),
     Command("scheduler", "service", "run the scheduler service alone", ("scheduler_svc",)),

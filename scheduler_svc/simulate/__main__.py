@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from pagewire.kit.config import ConfigError, load_config
@@ -18,7 +19,10 @@ def main() -> int:
         return error.exit_code
     except PagewireError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        return 1
+    except BrokenPipeError:
+        # Whoever read our output has left; the interpreter must not try to flush at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 if __name__ == "__main__":

@@ -51,9 +51,13 @@ def simulate(
     """Run the workload; returns what was counted, curves by replica, the setting, seconds taken."""
     limits = config.limits()
     step_time = Roofline(config.hardware)
-    rejects = config.when_full == "reject"
     replicas = [
-        VirtualEngine(limits, step_time, rejects_when_full=rejects)
+        VirtualEngine(
+            limits,
+            step_time,
+            max_steps_in_flight=config.max_steps_in_flight,
+            rejects_when_full=config.when_full == "reject",
+        )
         for _ in range(config.num_replicas)
     ]
     requests = (

@@ -14,6 +14,7 @@ from pagewire.engine_config import (
     check,
 )
 from pagewire.v1 import common_pb2
+from scheduler_svc.engine_core import MAX_STEPS_IN_FLIGHT
 from scheduler_svc.engine_info import make_limits
 from scheduler_svc.executor import WorkerFacts
 from scheduler_svc.kv_sizing import plan_kv_cache
@@ -59,6 +60,11 @@ class SimulateConfig:
         check("num_replicas", replicas, 1 <= replicas <= 1024, "must be 1 to 1024")
         if self.plot is not None:
             check("plot", self.plot, self.plot.suffix.lower() == ".svg", "must end in .svg")
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """As the live engine's loop has it."""
+        return MAX_STEPS_IN_FLIGHT if self.scheduler.async_scheduling else 1
 
     def limits(self) -> SchedulerLimits:
         """The numbers that a live engine would go by on this hardware.

@@ -1,9 +1,9 @@
-"""Who gets a token in a step, and how long each waited for it, without looking at every row.
+"""When tokens come, and how long each was waited for, without looking at every row of a step.
 
 A request that draws once in its stay in the running list draws in every later step of it. So only
-three kinds are looked at one by one: those whose prefill is not complete, those that were
-preempted, and running ones that a step had no budget for; all the others of a step share one gap.
-Called by `virtual_engine` with every step twice: when it is scheduled and when it is complete.
+three kinds are looked at one by one: those that have not drawn since their admission, those that
+were preempted, and running ones that a step left out; all the others of a step share one gap.
+Called by `virtual_engine` when a step is complete.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from collections.abc import Mapping, Sequence
 from scheduler_svc.output import SchedulerOutput
 from scheduler_svc.request import Request
 from scheduler_svc.simulate.measures import Samples
-
-TOKEN: Sequence[int] = (0,)
-"""What every request draws: outputs need not differ, since what is before them does."""
-NO_TOKEN: Sequence[int] = ()
 
 
 class TokenClock:
@@ -29,33 +25,10 @@ class TokenClock:
     def __init__(self, ttft_s: Samples, itl_s: Samples) -> None:
         self._ttft_s = ttft_s
         self._itl_s = itl_s
-        self._prefilling: dict[str, Request] = {}
-        """Scheduled, prefill not complete as of the last scheduled step."""
         self._apart: dict[str, float | None] = {}
-        """When they last drew a token, as of the last complete step; None: never."""
+        """When they last drew a token; None: never."""
         self._last_rows: Sequence[Request] = ()
         self._last_end_s = 0.0
-
-    def sample(self, output: SchedulerOutput) -> list[Sequence[int]]:
-        """Decide, right after `schedule`, which rows draw; returns tokens by row."""
-        rows = output.requests
-        sampled = [TOKEN] * len(rows)
-        for request_id in output.preempted_req_ids:
-            self._prefilling.pop(request_id, None)
-        candidates = [
-            (row, request)
-            for request in self._prefilling.values()
-            if (row := _row_of(rows, request)) is not None
-        ]
-        num_cached = len(rows) - len(output.scheduled_new_reqs)
-        candidates += enumerate(rows[num_cached:], num_cached)
-        for row, request in candidates:
-            if request.num_computed_tokens < request.num_tokens:
-                sampled[row] = NO_TOKEN
-                self._prefilling[request.request_id] = request
-            else:
-                self._prefilling.pop(request.request_id, None)
-        return sampled
 
     def complete(
         self,
@@ -101,8 +74,3 @@ class TokenClock:
             else:
                 self._itl_s.add(end_s - last_s)
         return len(drawn_apart)
-
-
-def _row_of(rows: Sequence[Request], request: Request) -> int | None:
-    """The request's row; requests compare by identity, so the search runs in C."""
-    return rows.index(request) if request in rows else None

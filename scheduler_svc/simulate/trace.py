@@ -54,8 +54,7 @@ def read_trace(path: Path) -> Iterator[TraceRequest]:
         last_s = 0.0
         number = 0
         try:
-            for row_number, row in rows:
-                number = row_number
+            for number, row in rows:  # noqa: B007 (the error names it)
                 request = _parse(row)
                 if request.arrival_time_s < last_s:
                     raise ValueError("arrival_time_s is earlier than on the line before")

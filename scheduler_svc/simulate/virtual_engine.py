@@ -23,13 +23,13 @@ from scheduler_svc.simulate.step_time import StepTime
 from scheduler_svc.simulate.token_clock import TokenClock
 from scheduler_svc.simulate.trace import TraceRequest
 
+TOKENS_BY_DRAW: tuple[Sequence[int], Sequence[int]] = ((), (0,))
+"""What a row draws: nothing, or a token. Outputs need not differ: what is before them does."""
+
 
 @dataclass(frozen=True, slots=True)
-class _PlannedStep:
-    """A step that was scheduled and is not complete."""
-
+class _StepInFlight:
     output: SchedulerOutput
-    sampled_token_ids: Sequence[Sequence[int]]
     duration_s: float
     any_skipped: bool
 
@@ -52,6 +52,7 @@ class VirtualEngine:
         limits: SchedulerLimits,
         step_time: StepTime,
         *,
+        max_steps_in_flight: int = 1,
         rejects_when_full: bool = False,
         on_step: Callable[[SchedulerOutput], None] | None = None,
     ) -> None:
@@ -60,6 +61,8 @@ class VirtualEngine:
         Args:
             limits: As the live engine's.
             step_time: How long the worker takes.
+            max_steps_in_flight: With more than one, steps are scheduled before the results of those
+                before them are known, as the live engine does.
             rejects_when_full: Whether an arrival that finds the queue full is lost; else it stands
                 outside until there is room.
             on_step: Sees every step right after it was scheduled.
@@ -70,11 +73,12 @@ class VirtualEngine:
         self._limits = limits
         self._scheduler = Scheduler(limits)
         self._step_time = step_time
+        self._max_in_flight = max_steps_in_flight
         self._rejects_when_full = rejects_when_full
         self._on_step = on_step
         self._prompts = PromptMaker(limits.max_model_len)
         self._tokens = TokenClock(self.measures.ttft_s, self.measures.itl_s)
-        self._steps: deque[_PlannedStep] = deque()
+        self._in_flight: deque[_StepInFlight] = deque()
         self._outside: deque[_Arrival] = deque()
         self._arrival_times_s: dict[str, float] = {}
         self._sampling_params: dict[int, SamplingParams] = {}
@@ -107,20 +111,21 @@ class VirtualEngine:
     def start(self, now_s: float) -> None:
         """Schedule a step now if none runs and there is something to do."""
         if self.end_of_step_s is None:
-            self._start_next(now_s)
+            self._go_on(now_s)
 
     def complete_step(self) -> None:
-        """Take in the step that runs, and start the next one at the same time."""
+        """Take in the step that runs; the next one starts at the same time."""
         if self.end_of_step_s is None:
             raise RuntimeError("no step runs")
         now_s, self.end_of_step_s = self.end_of_step_s, None
-        step = self._steps.popleft()
-        result = ModelRunnerOutput(step.output.step, step.sampled_token_ids)
+        step = self._in_flight.popleft()
+        sampled_token_ids = list(map(TOKENS_BY_DRAW.__getitem__, step.output.draws))
+        result = ModelRunnerOutput(step.output.step, sampled_token_ids)
         outputs = self._scheduler.update_from_output(step.output, result)
         self._count(step, outputs, now_s)
         while self._outside and self._has_room():
             self._add(self._outside.popleft(), now_s)
-        self._start_next(now_s)
+        self._go_on(now_s)
 
     def close(self) -> Measures:
         """The measures, with the core's own counts."""
@@ -130,23 +135,22 @@ class VirtualEngine:
         measures.prefix_cache_hits = stats.prefix_cache_hits
         return measures
 
-    def _start_next(self, now_s: float) -> None:
-        if not self._steps and self._scheduler.has_work:
+    def _go_on(self, now_s: float) -> None:
+        """Schedule steps up to the bound; the oldest runs from now on."""
+        while len(self._in_flight) < self._max_in_flight and self._scheduler.has_work:
             output = self._scheduler.schedule(now_s)
             if output.is_empty:
-                raise RuntimeError(
-                    f"step {output.step}: nothing can be scheduled, {self.num_waiting} are waiting"
-                )
-            self._steps.append(self._plan(output))
-        if self._steps:
-            self.end_of_step_s = now_s + self._steps[0].duration_s
+                # Everything waits for what is under way.
+                break
+            self._in_flight.append(self._note(output))
+        if self._in_flight:
+            self.end_of_step_s = now_s + self._in_flight[0].duration_s
 
-    def _plan(self, output: SchedulerOutput) -> _PlannedStep:
+    def _note(self, output: SchedulerOutput) -> _StepInFlight:
         if self._on_step is not None:
             self._on_step(output)
-        return _PlannedStep(
+        return _StepInFlight(
             output,
-            self._tokens.sample(output),
             self._step_time.seconds(output),
             any_skipped=len(output.requests) < self._scheduler.num_running,
         )
@@ -193,7 +197,7 @@ class VirtualEngine:
         return params
 
     def _count(
-        self, step: _PlannedStep, outputs: dict[int, EngineCoreOutputs], now_s: float
+        self, step: _StepInFlight, outputs: dict[int, EngineCoreOutputs], now_s: float
     ) -> None:
         measures, arrivals_s = self.measures, self._arrival_times_s
         measures.num_steps += 1
