@@ -21,6 +21,7 @@ from scheduler_svc.output import (
     SchedulerStats,
     StepTimings,
 )
+from scheduler_svc.pause import PauseMode
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED
 from scheduler_svc.stop import FinishReason, Stop
@@ -30,6 +31,11 @@ _FINISH_REASONS = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.ABORT: common_pb2.FINISH_REASON_ABORT,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+_PAUSE_MODES: dict[int, PauseMode] = {
+    scheduler_pb2.PAUSE_MODE_ABORT: PauseMode.ABORT,
+    scheduler_pb2.PAUSE_MODE_WAIT: PauseMode.WAIT,
+    scheduler_pb2.PAUSE_MODE_KEEP: PauseMode.KEEP,
 }
 _STOPPED = Stop(FinishReason.STOP)
 
@@ -82,6 +88,18 @@ def core_request_of_generate(
 def abort_stop(reason: int) -> Stop:
     """What an abort counts as: a stop string ends an output like a stop token does."""
     return _STOPPED if reason == common_pb2.ABORT_REASON_STOP_STRING else ABORTED
+
+
+def pause_mode(mode: int) -> PauseMode:
+    """Read the mode of a pause.
+
+    Raises:
+        InvalidRequestError: None is given, or one of a later version.
+    """
+    if mode not in _PAUSE_MODES:
+        names = ", ".join(item.value for item in PauseMode)
+        raise InvalidRequestError(f"mode: must be one of {names}", field="mode")
+    return _PAUSE_MODES[mode]
 
 
 def request_error(handle: int, error: PagewireError) -> scheduler_pb2.RequestError:

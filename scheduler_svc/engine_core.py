@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -33,6 +34,7 @@ from scheduler_svc.executor import (
     WorkerUnavailableError,
 )
 from scheduler_svc.kv_sizing import plan_kv_cache
+from scheduler_svc.liveness import LivenessGuard
 from scheduler_svc.output import (
     EngineCoreOutputs,
     FinishedRequest,
@@ -41,12 +43,14 @@ from scheduler_svc.output import (
     SchedulerStats,
     StepTimings,
 )
+from scheduler_svc.pause import PauseMode, PauseState, QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
 from scheduler_svc.stop import Stop
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
+STALL_RETRY_S = 0.1
 MAX_STEPS_IN_FLIGHT = 2
 """With asynchronous scheduling: one runs, one is queued behind it."""
 MAX_FAILED_STEPS_IN_A_ROW = 3
@@ -139,7 +143,8 @@ class EngineCore:
         self._in_flight: deque[_StepInFlight] = deque()
         self._max_in_flight = MAX_STEPS_IN_FLIGHT if config.scheduler.async_scheduling else 1
         self._follows_work = False
-        self._between_steps: list[Callable[[], None]] = []
+        self._quiet = QuietWaiter()
+        self.liveness = LivenessGuard()
         self._num_failed_steps = 0
         executor.on_lost = self._wake.set
 
@@ -191,27 +196,35 @@ class EngineCore:
         """The scheduler's figures; None before the first worker is ready."""
         return None if self._scheduler is None else self._scheduler.make_stats()
 
-    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
-        """Forget cached prefixes when no step is under way; the next one waits for that.
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        """Forget cached prefixes.
 
         Returns:
             False, and nothing is done, while requests hold blocks.
         """
         scheduler = self._require_scheduler()
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        reset = scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        self._changed()
+        return reset
 
-        def reset() -> None:
-            if reset_running_requests:
-                scheduler.preempt_all()
-            if not done.done():
-                done.set_result(scheduler.kv_cache.reset_prefix_cache())
+    async def pause(self, mode: PauseMode) -> None:
+        """Begin a pause, which lasts until `resume`, and wait until nothing moves any more.
 
-        if self._in_flight:
-            self._between_steps.append(reset)
-        else:
-            reset()
-            self._wake.set()
-        return await done
+        A caller that stops waiting leaves the pause on.
+        """
+        scheduler = self._require_scheduler()
+        log.info("paused", mode=mode.value)
+        scheduler.pause_state = mode.state
+        if mode is PauseMode.ABORT:
+            self._put_finished(scheduler.finish_requests(None))
+        self._changed()
+        await self._quiet.wait()
+
+    def resume(self) -> None:
+        """End a pause; without one, nothing happens."""
+        self._require_scheduler().pause_state = PauseState.UNPAUSED
+        log.info("resumed")
+        self._changed()
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more requests, let the others finish, then let go of all clients.
@@ -225,9 +238,11 @@ class EngineCore:
         if self._scheduler is not None and self._scheduler.has_requests:
             log.info("draining", num_requests=self._scheduler.num_requests, timeout_s=timeout_s)
             self._idle.clear()
+            is_paused = self._scheduler.pause_state is not PauseState.UNPAUSED
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._idle.wait()
+                    # A pause keeps requests from finishing here.
+                    await (self._quiet.wait() if is_paused else self._idle.wait())
             except TimeoutError:
                 log.warning("drain_timed_out", num_requests=self._scheduler.num_requests)
         for sink in list(self._sinks.values()):
@@ -296,13 +311,14 @@ class EngineCore:
         """Keep the worker supplied with steps; returns only by raising WorkerLostError."""
         scheduler = self._require_scheduler()
         while True:
-            if not self._in_flight:
-                self._run_between_steps()
             await self._send_steps(scheduler)
             if self._in_flight:
                 await self._receive_step(scheduler)
             elif self._executor.lost_reason is not None:
                 raise WorkerLostError(self._executor.lost_reason)
+            elif scheduler.can_schedule:
+                # Admission checks rule this out; trying again beats a hang if they are wrong.
+                await self._sleep(STALL_RETRY_S)
             else:
                 await self._wait_for_work()
 
@@ -311,12 +327,9 @@ class EngineCore:
         while self._may_send and scheduler.has_work:
             started_ns = time.perf_counter_ns()
             output = scheduler.schedule(self._clock())
+            self._guard_liveness(scheduler, output)
             if output.is_empty:
-                # Everything waits for what is under way.
-                if not self._in_flight:
-                    # Admission checks rule this out; waiting beats spinning if they are wrong.
-                    log.error("nothing_schedulable", num_waiting=scheduler.num_waiting)
-                return
+                return  # Everything waits for what is under way.
             sent_ns = time.perf_counter_ns()
             step = _StepInFlight(output, sent_ns - started_ns, sent_ns, self._follows_work)
             self._follows_work = True
@@ -329,19 +342,18 @@ class EngineCore:
 
     @property
     def _may_send(self) -> bool:
-        return (
-            len(self._in_flight) < self._max_in_flight
-            and not self._between_steps
-            and self._executor.lost_reason is None
-        )
+        return len(self._in_flight) < self._max_in_flight and self._executor.lost_reason is None
 
     async def _receive_step(self, scheduler: Scheduler) -> None:
         try:
             result = await self._executor.receive()
-        except (StepFailedError, WorkerLostError) as error:
+        except WorkerLostError as error:
             self._on_step_failed(scheduler, str(error))
-            # After a failed step the worker's requests and KV are in doubt: it starts afresh too.
-            raise WorkerLostError(str(error)) from error
+            raise
+        except StepFailedError as error:
+            self._on_step_failed(scheduler, str(error))
+            await self._take_back_steps(scheduler)
+            return
         step = self._in_flight.popleft()
         self._num_failed_steps = 0
         # Aborts that came while the step ran have been applied: they win over its tokens.
@@ -361,10 +373,35 @@ class EngineCore:
         self._wake.clear()
         await self._wake.wait()
 
-    def _run_between_steps(self) -> None:
-        pending, self._between_steps = self._between_steps, []
-        for run in pending:
-            run()
+    async def _take_back_steps(self, scheduler: Scheduler) -> None:
+        """Undo the step that failed, and those sent behind it: they were planned upon it.
+
+        The worker lives. It knows no request of the failed step any more; what it answers to the
+        later steps, failed or not, is in doubt too.
+        """
+        outputs: list[SchedulerOutput] = []
+        while self._in_flight:
+            if outputs:
+                with suppress(StepFailedError):
+                    await self._executor.receive()
+            outputs.append(self._in_flight.popleft().output)
+        num_preempted = scheduler.take_back_steps(outputs)
+        log.warning("steps_taken_back", num_steps=len(outputs), num_preempted=num_preempted)
+        self._note_idle(scheduler)
+
+    def _guard_liveness(self, scheduler: Scheduler, output: SchedulerOutput) -> None:
+        could_progress = (
+            not self._in_flight and scheduler.num_running == 0 and scheduler.can_schedule
+        )
+        has_progress = bool(output.requests)
+        if self.liveness.observe(could_progress=could_progress, has_progress=has_progress):
+            stats = scheduler.make_stats()
+            log.error(
+                "scheduler_stalled",
+                num_waiting=stats.num_requests_waiting,
+                num_free_blocks=stats.num_free_blocks,
+                num_blocks=stats.num_blocks,
+            )
 
     def _on_step_failed(self, scheduler: Scheduler, reason: str) -> None:
         # The oldest is the one that ran; the others had not begun.
@@ -385,7 +422,7 @@ class EngineCore:
         self._in_flight.clear()
         self._follows_work = False
         scheduler.forget_worker()
-        self._run_between_steps()
+        self._note_idle(scheduler)
         self._set_state(EngineState.RECOVERING)
 
     def _set_state(self, state: EngineState) -> None:
@@ -411,6 +448,11 @@ class EngineCore:
     def _note_idle(self, scheduler: Scheduler) -> None:
         if not scheduler.has_requests:
             self._idle.set()
+        self._quiet.note(
+            scheduler.pause_state,
+            num_running=scheduler.num_running,
+            num_steps_in_flight=len(self._in_flight),
+        )
 
     def _count(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         counters = self.counters

@@ -35,6 +35,11 @@ class EngineCollector(Collector):
             counters.worker_idle_ns / 1e9,
         )
         yield _counter("workers_lost", "Times that the worker was lost.", counters.num_workers_lost)
+        yield _counter(
+            "scheduler_stalls",
+            "Times that nothing ran for 16 steps though something waited.",
+            self._core.liveness.num_stalls,
+        )
         if stats is None:
             return
         yield _gauge("num_requests_running", "Running requests.", stats.num_requests_running)

@@ -263,6 +263,8 @@ class Scheduler:
     def take_back_steps(self, outputs: Sequence[SchedulerOutput]) -> int:
         """Undo steps that failed on a worker that lives: what they wrote is in doubt, no more.
 
+        Such a worker has forgotten every request that a failed step named, ended ones included.
+
         Args:
             outputs: The first step that failed and all that were planned after it, in order. They
                 must not come to `update_from_output` any more.
@@ -278,11 +280,6 @@ class Scheduler:
         victims = [request for request in self._running if request.request_id in doubtful]
         for request in reversed(victims):
             self._preempt(request)
-        # The worker may not have heard these; forgetting twice does no harm.
-        finished = [i for output in outputs for i in output.finished_req_ids]
-        preempted = [i for output in outputs for i in output.preempted_req_ids]
-        self._finished_req_ids = [*finished, *self._finished_req_ids]
-        self._preempted_req_ids = list(dict.fromkeys([*preempted, *self._preempted_req_ids]))
         return len(victims)
 
     def forget_worker(self) -> None:

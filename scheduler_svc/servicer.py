@@ -100,20 +100,20 @@ class EngineAdminServicer(scheduler_pb2_grpc.EngineAdminServiceServicer):
     async def ResetPrefixCache(
         self, request: scheduler_pb2.ResetPrefixCacheRequest, context: Context
     ) -> scheduler_pb2.ResetPrefixCacheResponse:
-        reset = await self._core.reset_prefix_cache(
-            reset_running_requests=request.reset_running_requests
-        )
+        reset = self._core.reset_prefix_cache(reset_running_requests=request.reset_running_requests)
         return scheduler_pb2.ResetPrefixCacheResponse(reset=reset)
 
     async def Pause(
         self, request: scheduler_pb2.PauseRequest, context: Context
     ) -> scheduler_pb2.PauseResponse:
-        _not_served("Pause")
+        await self._core.pause(convert.pause_mode(request.mode))
+        return scheduler_pb2.PauseResponse()
 
     async def Resume(
         self, request: scheduler_pb2.ResumeRequest, context: Context
     ) -> scheduler_pb2.ResumeResponse:
-        _not_served("Resume")
+        self._core.resume()
+        return scheduler_pb2.ResumeResponse()
 
     async def Sleep(
         self, request: scheduler_pb2.SleepRequest, context: Context

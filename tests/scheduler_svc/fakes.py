@@ -63,6 +63,7 @@ class FakeExecutor(Executor):
         self.allocation_error: PagewireError | None = None
         self.num_initialized = 0
         self.num_failing_steps = 0
+        self.on_failure: Callable[[], None] = lambda: None
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.in_step = asyncio.Event()
@@ -133,11 +134,16 @@ class FakeExecutor(Executor):
         output = self.in_flight.popleft()
         if not self.in_flight:
             self.in_step.clear()
-        if self.num_failing_steps > 0:
-            self.num_failing_steps -= 1
-            raise StepFailedError("on purpose")
         if self._model is None:
             raise WorkerUnavailableError("not allocated")
+        if not self._model.knows_rows_of(output):
+            self._model.fail(output)
+            raise StepFailedError("a row is not known")
+        if self.num_failing_steps > 0:
+            self.num_failing_steps -= 1
+            self._model.fail(output)
+            self.on_failure()
+            raise StepFailedError("on purpose")
         return self._model.execute(output)
 
     async def close(self) -> None:

@@ -63,6 +63,19 @@ class SimModel:
         self._pages = [None] * len(self._pages)
         self._requests.clear()
 
+    def fail(self, output: SchedulerOutput) -> None:
+        """A step that fails: every request that it names is forgotten."""
+        for request_id in self._named(output):
+            self._requests.pop(request_id, None)
+
+    def knows_rows_of(self, output: SchedulerOutput) -> bool:
+        """Whether the step can run, or was planned upon one that failed."""
+        return self._requests.keys() >= set(output.scheduled_cached_reqs.request_ids)
+
+    def _named(self, output: SchedulerOutput) -> list[str]:
+        rows = [request.request_id for request in output.requests]
+        return [*rows, *output.finished_req_ids, *output.preempted_req_ids]
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self._apply(output)
         ids = [request.request_id for request in output.requests]

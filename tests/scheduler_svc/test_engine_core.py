@@ -12,6 +12,7 @@ from pagewire.kit.errors import (
 from scheduler_svc.engine_core import EngineCore, EngineState
 from scheduler_svc.engine_info import engine_fingerprint
 from scheduler_svc.executor import WorkerUnavailableError
+from scheduler_svc.pause import PauseMode
 from scheduler_svc.stop import FinishReason, Stop
 from tests.scheduler_svc.factories import EOS, make_core_request
 from tests.scheduler_svc.fakes import FakeClient, FakeExecutor, make_config, make_facts
@@ -206,12 +207,39 @@ async def test_a_refusal_after_the_first_worker_does_not_end_the_engine():
         await engine.wait_state(EngineState.READY, times=2)
 
 
-async def test_a_failed_step_is_computed_again():
+async def test_a_failed_step_is_computed_again_on_the_same_worker():
     async with running() as engine:
         engine.executor.num_failing_steps = 2
         request_id = engine.add(max_tokens=4, ignore_eos=True)
         await engine.client.wait_finished(request_id)
+        assert engine.core.counters.num_workers_lost == 0
+    assert engine.executor.num_initialized == 1
     assert engine.client.token_ids[request_id] == expected_output(PROMPT, 4)
+
+
+async def test_steps_that_fail_in_the_middle_change_no_token():
+    async with running() as engine:
+        ids = [engine.add([*PROMPT, number], max_tokens=20, ignore_eos=True) for number in range(5)]
+        for number in (2, 5, 9):
+            await engine.client.wait_tokens(ids[0], number)
+            engine.executor.num_failing_steps = 1
+        await engine.client.wait_finished(*ids)
+    assert engine.executor.num_failing_steps == 0
+    for number, request_id in enumerate(ids):
+        assert engine.client.token_ids[request_id] == expected_output([*PROMPT, number], 20)
+
+
+async def test_a_worker_lost_behind_a_failed_step_is_claimed_again():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        request_id = engine.add(max_tokens=6, ignore_eos=True)
+        await engine.executor.wait_steps(2)
+        engine.executor.num_failing_steps = 1
+        engine.executor.on_failure = engine.executor.lose
+        engine.executor.go_on.set()
+        await engine.client.wait_finished(request_id)
+    assert engine.executor.num_initialized == 2
+    assert engine.client.token_ids[request_id] == expected_output(PROMPT, 6)
 
 
 async def test_a_request_whose_step_always_fails_is_ended_and_others_go_on():
@@ -229,7 +257,7 @@ async def test_the_prefix_cache_can_be_reset_between_steps():
     async with running() as engine:
         first = engine.add(max_tokens=1)
         await engine.client.wait_finished(first)
-        assert await engine.core.reset_prefix_cache(reset_running_requests=False)
+        assert engine.core.reset_prefix_cache(reset_running_requests=False)
         second = engine.add(max_tokens=1)
         await engine.client.wait_finished(second)
         assert engine.client.finished[second].num_cached_tokens == 0
@@ -240,13 +268,117 @@ async def test_a_reset_needs_idle_blocks_unless_it_preempts():
         engine.executor.go_on.clear()
         request_id = engine.add(max_tokens=30, ignore_eos=True)
         await engine.executor.in_step.wait()
-        kept = asyncio.create_task(engine.core.reset_prefix_cache(reset_running_requests=False))
-        forced = asyncio.create_task(engine.core.reset_prefix_cache(reset_running_requests=True))
-        await asyncio.sleep(0)
+        assert not engine.core.reset_prefix_cache(reset_running_requests=False)
+        assert engine.core.reset_prefix_cache(reset_running_requests=True)
         engine.executor.go_on.set()
-        assert (await kept, await forced) == (False, True)
         await engine.client.wait_finished(request_id)
     assert engine.client.token_ids[request_id] == expected_output(PROMPT, 30)
+
+
+# Pauses.
+
+
+async def test_a_pause_that_waits_ends_when_running_requests_have_finished():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        first = engine.add(max_tokens=10, ignore_eos=True)
+        await engine.executor.in_step.wait()
+        pause = asyncio.create_task(engine.core.pause(PauseMode.WAIT))
+        second = engine.add(max_tokens=2)
+        await asyncio.sleep(0)
+        assert not pause.done()
+        engine.executor.go_on.set()
+        await pause
+        assert list(engine.client.finished) == [first]
+        assert engine.core.make_stats().num_requests_waiting == 1
+        engine.core.resume()
+        await engine.client.wait_finished(second)
+    assert len(engine.client.token_ids[first]) == 10
+
+
+async def test_a_pause_that_keeps_stops_requests_where_they_are():
+    async with running() as engine:
+        request_id = engine.add(max_tokens=40, ignore_eos=True)
+        await engine.client.wait_tokens(request_id, 3)
+        await engine.core.pause(PauseMode.KEEP)
+        num_tokens = len(engine.client.token_ids[request_id])
+        other = engine.add(max_tokens=1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(engine.client.token_ids[request_id]) == num_tokens < 40
+        assert other not in engine.client.token_ids
+        engine.core.resume()
+        await engine.client.wait_finished(request_id, other)
+    assert engine.client.token_ids[request_id] == expected_output(PROMPT, 40)
+
+
+async def test_a_pause_that_aborts_ends_all_requests_and_takes_new_ones_into_the_queue():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        ids = [engine.add() for _ in range(12)]
+        await engine.executor.in_step.wait()
+        pause = asyncio.create_task(engine.core.pause(PauseMode.ABORT))
+        await engine.client.wait_finished(*ids)
+        assert {end.reason for end in engine.client.finished.values()} == {FinishReason.ABORT}
+        engine.executor.go_on.set()
+        await pause
+        later = engine.add(max_tokens=1)
+        assert engine.core.make_stats().num_requests_waiting == 1
+        engine.core.resume()
+        await engine.client.wait_finished(later)
+
+
+async def test_a_pause_outlives_the_worker():
+    async with running() as engine:
+        request_id = engine.add(max_tokens=30, ignore_eos=True)
+        await engine.client.wait_tokens(request_id, 2)
+        await engine.core.pause(PauseMode.KEEP)
+        num_tokens = len(engine.client.token_ids[request_id])
+        engine.executor.lose()
+        await engine.wait_state(EngineState.READY, times=2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(engine.client.token_ids[request_id]) == num_tokens
+        engine.core.resume()
+        await engine.client.wait_finished(request_id)
+    assert engine.client.token_ids[request_id] == expected_output(PROMPT, 30)
+
+
+async def test_a_drain_does_not_wait_for_requests_that_a_pause_keeps():
+    async with running() as engine:
+        request_id = engine.add(max_tokens=30, ignore_eos=True)
+        await engine.client.wait_tokens(request_id, 2)
+        await engine.core.pause(PauseMode.KEEP)
+        async with asyncio.timeout(10):
+            await engine.core.drain(timeout_s=3600)
+    assert engine.client.error.reason == "DRAINING"
+
+
+# Liveness.
+
+
+async def test_a_scheduler_that_admits_nothing_is_told_and_goes_on_when_it_can(caplog):
+    async with running() as engine:
+        pool = engine.core._scheduler.kv_cache._pool
+        leaked = pool.get_new_blocks(pool.num_free_blocks)
+        request_id = engine.add(max_tokens=2)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert engine.core.liveness.is_stalled
+        pool.free_blocks(leaked)
+        await engine.client.wait_finished(request_id)
+    assert engine.core.liveness.num_stalls == 1
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ["scheduler_stalled" in str(record.msg) for record in errors] == [True]
+
+
+async def test_a_paused_engine_is_not_stalled():
+    async with running() as engine:
+        await engine.core.pause(PauseMode.WAIT)
+        engine.add(max_tokens=2)
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert engine.core.liveness.num_stalls == 0
 
 
 async def test_a_drain_lets_requests_finish_and_takes_no_more():

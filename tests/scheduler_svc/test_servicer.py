@@ -112,7 +112,41 @@ async def test_the_prefix_cache_is_reset_on_demand(stack, admin):
     assert last.usage.cached_tokens == 0
 
 
-@pytest.mark.parametrize("name", ["Pause", "Resume", "Sleep", "WakeUp", "LoadLora", "UnloadLora"])
+async def test_a_pause_keeps_requests_until_the_resume(stack, admin):
+    mode = scheduler_pb2.PAUSE_MODE_KEEP
+    await admin.Pause(scheduler_pb2.PauseRequest(mode=mode), timeout=10)
+    call = stack.stub.Generate(generate_request())
+    async for load in stack.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=50)):
+        if load.num_requests_waiting:
+            break
+    assert stack.core.make_stats().num_requests_running == 0
+    await admin.Resume(scheduler_pb2.ResumeRequest(), timeout=10)
+    messages = [message async for message in call]
+    assert [i for m in messages for i in m.token_ids] == expected_output(PROMPT, 5)
+
+
+async def test_a_pause_that_aborts_ends_calls(stack, admin):
+    stack.worker.go_on.clear()
+    call = stack.stub.Generate(generate_request(max_tokens=40))
+    async for load in stack.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=50)):
+        if load.num_requests_running:
+            break
+    mode = scheduler_pb2.PAUSE_MODE_ABORT
+    pause = asyncio.ensure_future(admin.Pause(scheduler_pb2.PauseRequest(mode=mode), timeout=10))
+    messages = [message async for message in call]
+    assert messages[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
+    stack.worker.go_on.set()
+    await pause
+
+
+async def test_a_pause_without_a_mode_is_refused(admin):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await admin.Pause(scheduler_pb2.PauseRequest(), timeout=10)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert from_rpc_error(error.value).field == "mode"
+
+
+@pytest.mark.parametrize("name", ["Sleep", "WakeUp", "LoadLora", "UnloadLora"])
 async def test_what_is_not_served_yet_says_so(admin, name):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await getattr(admin, name)(getattr(scheduler_pb2, f"{name}Request")())

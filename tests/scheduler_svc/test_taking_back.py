@@ -4,7 +4,7 @@ import pytest
 
 from scheduler_svc.output import ModelRunnerOutput
 from scheduler_svc.request import RequestStatus
-from tests.scheduler_svc.factories import add, make_scheduler, sample, scheduled, step
+from tests.scheduler_svc.factories import add, make_scheduler, scheduled, step
 
 SHARED = list(range(100, 112))
 
@@ -72,18 +72,6 @@ def test_a_request_with_nothing_in_a_failed_step_runs_on():
     scheduler.update_from_output(good, ModelRunnerOutput(good.step, [[5]]))
     assert request.output_token_ids == [1, 5]
     scheduler.check_integrity()
-
-
-def test_the_worker_hears_again_what_a_failed_step_said():
-    scheduler = make_scheduler()
-    ended = add(scheduler, 4)
-    add(scheduler, 4)
-    step(scheduler)
-    scheduler.finish_requests([ended.request_id])
-    failed = scheduler.schedule(1.0)
-    assert failed.finished_req_ids == [ended.request_id]
-    scheduler.take_back_steps([failed])
-    assert scheduler.schedule(1.0).finished_req_ids == [ended.request_id]
 
 
 def test_a_request_that_ended_since_a_failed_step_stays_ended():
