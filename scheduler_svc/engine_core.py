@@ -33,6 +33,7 @@ from scheduler_svc.executor import (
     WorkerLostError,
     WorkerUnavailableError,
 )
+from scheduler_svc.kv_events import KvEventLog
 from scheduler_svc.kv_sizing import plan_kv_cache
 from scheduler_svc.liveness import LivenessGuard
 from scheduler_svc.output import (
@@ -145,6 +146,7 @@ class EngineCore:
         self._follows_work = False
         self._quiet = QuietWaiter()
         self.liveness = LivenessGuard()
+        self.kv_events = _make_kv_events(config)
         self._num_failed_steps = 0
         executor.on_lost = self._wake.set
 
@@ -295,7 +297,7 @@ class EngineCore:
         if self.info is None:
             plan = plan_kv_cache(self.config, facts)
             self.info = EngineInfo(facts, plan, fingerprint)
-            self._scheduler = Scheduler(make_limits(self.config, facts, plan))
+            self._scheduler = Scheduler(make_limits(self.config, facts, plan), self.kv_events)
             log.info(
                 "kv_cache_sized",
                 num_blocks=plan.num_blocks,
@@ -359,7 +361,7 @@ class EngineCore:
         # Aborts that came while the step ran have been applied: they win over its tokens.
         outputs = scheduler.update_from_output(step.output, result)
         self._count(outputs)
-        if step.follows_work:
+        if step.follows_work and step.output.requests:
             self.counters.worker_idle_ns += result.idle_ns
         timings = _timings(result, step)
         for client_id, client_outputs in outputs.items():
@@ -467,6 +469,11 @@ class EngineCore:
         if self._scheduler is None:
             raise ServiceUnavailableError("the engine is starting", reason="STARTING")
         return self._scheduler
+
+
+def _make_kv_events(config: EngineConfig) -> KvEventLog | None:
+    num_batches = config.observability.kv_events_buffer
+    return KvEventLog(num_batches) if num_batches and config.cache.enable_prefix_caching else None
 
 
 def _timings(result: ModelRunnerOutput, step: _StepInFlight) -> StepTimings:

@@ -79,6 +79,12 @@ class FakeExecutor(Executor):
     async def wait_steps(self, number: int) -> None:
         await self._wait(lambda: len(self.steps) >= number)
 
+    async def wait_in_flight(self, number: int) -> None:
+        await self._wait(lambda: len(self.in_flight) >= number)
+
+    async def wait_empty(self) -> None:
+        await self._wait(lambda: not self.in_flight)
+
     async def wait_initialized(self, number: int) -> None:
         await self._wait(lambda: self.num_initialized >= number)
 
@@ -132,6 +138,7 @@ class FakeExecutor(Executor):
         if self._lost.done():
             self._lost.result()
         output = self.in_flight.popleft()
+        self._changed.set()
         if not self.in_flight:
             self.in_step.clear()
         if self._model is None:

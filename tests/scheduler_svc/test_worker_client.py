@@ -1,4 +1,5 @@
 import asyncio
+from collections import deque
 from contextlib import asynccontextmanager
 
 import pytest
@@ -134,6 +135,53 @@ async def test_a_worker_that_dies_in_a_step_is_lost():
             await step
         with pytest.raises(WorkerLostError):
             await run_step(executor, scheduler.schedule(0.0))
+
+
+async def test_two_steps_in_flight_are_answered_in_order():
+    scheduler = make_scheduler(eos_token_ids=frozenset())
+    request = add(scheduler, 5, max_tokens=6)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        in_flight = deque()
+        while scheduler.has_work or in_flight:
+            while len(in_flight) < 2 and not (output := scheduler.schedule(0.0)).is_empty:
+                await executor.send(output)
+                in_flight.append(output)
+            result = await executor.receive()
+            scheduler.update_from_output(in_flight.popleft(), result)
+    assert request.output_token_ids == expected_output(request.core_request.prompt_token_ids, 6)
+
+
+async def test_a_worker_that_dies_with_two_steps_in_flight_loses_both():
+    scheduler = make_scheduler()
+    add(scheduler, 5)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        worker.go_on.clear()
+        for _ in range(2):
+            await executor.send(scheduler.schedule(0.0))
+        await worker.stop()
+        for _ in range(2):
+            with pytest.raises(WorkerLostError):
+                await executor.receive()
+
+
+async def test_an_answer_that_came_before_the_worker_died_is_received():
+    scheduler = make_scheduler()
+    add(scheduler, 5)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        await ready(executor)
+        await executor.send(scheduler.schedule(0.0))
+        async with asyncio.timeout(10):
+            await asyncio.wait((executor._claim.stream._sent[0].answer,))
+        worker.go_on.clear()
+        await executor.send(scheduler.schedule(0.0))
+        await worker.stop()
+        await wait_lost(executor)
+        result = await executor.receive()
+        with pytest.raises(WorkerLostError):
+            await executor.receive()
+    assert [len(token_ids) for token_ids in result.sampled_token_ids] == [1]
 
 
 async def test_a_worker_that_dies_while_idle_is_lost():

@@ -37,6 +37,16 @@ def test_a_good_step_is_executed_and_carries_the_idle_time(executor: StepExecuto
     assert executor.num_requests == 1
 
 
+def test_a_step_may_compute_the_token_that_the_step_before_draws(
+    executor: StepExecutor, runner: ScriptedRunner
+) -> None:
+    # Its sender did not know the token; a scheduler sends such a step while the first one runs.
+    steps = [FIRST, SchedulerOutput(2, [], [1], [1]), SchedulerOutput(3, [], [1], [1])]
+    assert all(isinstance(executor.execute(step), StepDone) for step in steps)
+    too_far = executor.execute(SchedulerOutput(4, [], [1], [2]))
+    assert isinstance(too_far, StepFailure)
+
+
 MALFORMED = {
     "an unknown handle": replace(FIRST, handles=[2]),
     "columns of different length": replace(FIRST, num_scheduled_tokens=[3, 1]),
