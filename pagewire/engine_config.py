@@ -192,10 +192,15 @@ class ObservabilityConfig:
 
     log_stats_interval_s: float = 10.0
     """Seconds between log lines with the engine's figures while it works; 0: none."""
+    kv_events_buffer: int = 1000
+    """Batches of KV events, one a step at most, that are kept for subscribers to replay; 0: KV
+    events are not served."""
 
     def __post_init__(self) -> None:
         interval = self.log_stats_interval_s
         check("log_stats_interval_s", interval, interval >= 0, "must not be negative")
+        batches = self.kv_events_buffer
+        check("kv_events_buffer", batches, 0 <= batches <= 1_000_000, "must be 0 to 1000000")
 
 
 @dataclass(frozen=True, slots=True)

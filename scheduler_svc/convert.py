@@ -14,6 +14,7 @@ from pagewire.kit.errors import InvalidRequestError, PagewireError
 from pagewire.v1 import common_pb2, scheduler_pb2
 from scheduler_svc.engine_core import EngineCounters, EngineState
 from scheduler_svc.engine_info import EngineInfo
+from scheduler_svc.kv_events import KvEventBatch
 from scheduler_svc.output import (
     EngineCoreOutputs,
     FinishedRequest,
@@ -155,6 +156,26 @@ def load(
         message.prefix_cache_queries = stats.prefix_cache_queries
         message.prefix_cache_hits = stats.prefix_cache_hits
     return message
+
+
+def kv_event_batch(batch: KvEventBatch, block_size: int) -> scheduler_pb2.SubscribeKvEventsResponse:
+    message = scheduler_pb2.SubscribeKvEventsResponse(
+        sequence=batch.sequence,
+        removed_hashes=batch.removed_hashes,
+        all_cleared=batch.all_cleared,
+    )
+    for stored in batch.stored:
+        message.stored.add(
+            parent_hash=stored.parent_hash or b"",
+            hashes=stored.hashes,
+            token_ids=stored.token_ids,
+            block_size=block_size,
+        )
+    return message
+
+
+def heartbeat_of_kv_events(number: int) -> scheduler_pb2.SubscribeKvEventsResponse:
+    return scheduler_pb2.SubscribeKvEventsResponse(heartbeat=common_pb2.Heartbeat(sequence=number))
 
 
 def generate_response(

@@ -192,14 +192,16 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False, and nothing is done, while a request holds a block."""
-        return self._pool.reset_prefix_cache()
+        reset = self._pool.reset_prefix_cache()
+        self.flush_events()
+        return reset
 
     def begin_step(self, step: int) -> None:
         """Note which step the next calls plan."""
         self._pool.step = step
 
     def flush_events(self) -> None:
-        """Close the batch of events that belong together."""
+        """Let go of the events so far: they are those of a step, or of a change between two."""
         if self._events is not None:
             self._events.flush()
 
@@ -219,6 +221,7 @@ class KVCacheManager:
             Ids of the requests that hold such a block: what they would read is in doubt.
         """
         uncached = {b.block_id for b in self._pool.uncache_since(step, self._pool.blocks)}
+        self.flush_events()
         return {
             request_id
             for request_id, table in self._tables.items()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from pagewire.kit.errors import AlreadyExistsError
 from scheduler_svc.admission import check_queue, check_request
+from scheduler_svc.block_pool import KvEventSink
 from scheduler_svc.kv_cache_manager import KVCacheManager, PrefixHit
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.output import (
@@ -81,11 +82,14 @@ class Scheduler:
     and `_waiting`; exactly the running ones have a block table.
     """
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, events: KvEventSink | None = None) -> None:
         self.limits = limits
         self.pause_state = PauseState.UNPAUSED
         self.kv_cache = KVCacheManager(
-            limits.num_blocks, limits.block_size, enable_caching=limits.enable_prefix_caching
+            limits.num_blocks,
+            limits.block_size,
+            enable_caching=limits.enable_prefix_caching,
+            events=events,
         )
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
@@ -186,6 +190,7 @@ class Scheduler:
         self._schedule_running(plan)
         if paused is PauseState.UNPAUSED and not plan.preempted_req_ids:
             self._schedule_waiting(plan, now_s)
+        self.kv_cache.flush_events()
         return self._take_output(plan, draws=self._advance(plan))
 
     def update_from_output(

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any, NoReturn
 
 import grpc
 
 from pagewire.kit import context as request_context
-from pagewire.kit.errors import UnimplementedError
+from pagewire.kit.errors import FailedPreconditionError, UnimplementedError
+from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc import convert
 from scheduler_svc.direct_client import DirectClient
@@ -87,8 +89,23 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def SubscribeKvEvents(
         self, request: scheduler_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[scheduler_pb2.SubscribeKvEventsResponse]:
-        _not_served("SubscribeKvEvents")
-        yield scheduler_pb2.SubscribeKvEventsResponse()  # makes this a stream; never reached
+        log, block_size = self._core.kv_events, self._core.require_info().kv_cache.block_size
+        if log is None:
+            raise FailedPreconditionError(
+                "the engine keeps no KV events; start it with prefix caching and a"
+                " --kv-events-buffer",
+                reason="KV_EVENTS_OFF",
+            )
+        async with log.follow(request.start_sequence, HEARTBEAT_INTERVAL_S) as batches:
+            # Tells the subscriber that nothing from now on will be missed.
+            await context.send_initial_metadata(())
+            heartbeats = count(1)
+            async for batch in batches:
+                yield (
+                    convert.heartbeat_of_kv_events(next(heartbeats))
+                    if batch is None
+                    else convert.kv_event_batch(batch, block_size)
+                )
 
 
 class EngineAdminServicer(scheduler_pb2_grpc.EngineAdminServiceServicer):

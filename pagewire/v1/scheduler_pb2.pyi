@@ -692,7 +692,7 @@ class SubscribeKvEventsRequest(_message.Message):
 
     START_SEQUENCE_FIELD_NUMBER: _builtins.int
     start_sequence: _builtins.int
-    """First event wanted; 0: from now on."""
+    """First batch wanted; 0: the next that comes."""
     def __init__(
         self,
         *,
@@ -708,20 +708,27 @@ Global___SubscribeKvEventsRequest: _TypeAlias = SubscribeKvEventsRequest  # noqa
 
 @_typing.final
 class SubscribeKvEventsResponse(_message.Message):
+    """What one step changed, to be applied in this order: all_cleared, removed_hashes, stored."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     REMOVED_HASHES_FIELD_NUMBER: _builtins.int
     ALL_CLEARED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Sequence number of this batch; a gap means that events were lost."""
+    """Counts up from 1 within the scheduler's process; 0 in a message that is only a heartbeat."""
     all_cleared: _builtins.bool
     @_builtins.property
     def stored(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlocksStored]: ...
     @_builtins.property
     def removed_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """32-byte hashes."""
+        """32-byte hashes that are not findable any more."""
+
+    @_builtins.property
+    def heartbeat(self) -> _common_pb2.Heartbeat:
+        """When nothing changed for a while."""
 
     def __init__(
         self,
@@ -730,10 +737,11 @@ class SubscribeKvEventsResponse(_message.Message):
         stored: _abc.Iterable[Global___BlocksStored] | None = ...,
         removed_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
         all_cleared: _builtins.bool = ...,
+        heartbeat: _common_pb2.Heartbeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_cleared", b"all_cleared", "removed_hashes", b"removed_hashes", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_cleared", b"all_cleared", "heartbeat", b"heartbeat", "removed_hashes", b"removed_hashes", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -741,7 +749,7 @@ Global___SubscribeKvEventsResponse: _TypeAlias = SubscribeKvEventsResponse  # no
 
 @_typing.final
 class BlocksStored(_message.Message):
-    """Blocks that became findable in the prefix cache, parent first."""
+    """Blocks in a row whose hashes became findable in the prefix cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -750,7 +758,7 @@ class BlocksStored(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     parent_hash: _builtins.bytes
-    """32-byte hash of the block before the first one; empty: none."""
+    """32-byte hash of the block before the first one; empty: none, they begin a request."""
     block_size: _builtins.int
     @_builtins.property
     def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:

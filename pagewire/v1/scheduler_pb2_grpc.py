@@ -98,7 +98,9 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeKvEvents(self, request, context):
-        """Changes of the prefix cache, with sequence numbers and replay. Not served yet: UNIMPLEMENTED.
+        """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+        FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
+        not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -339,14 +341,15 @@ class EngineAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops admitting new requests to batches. Not served yet: UNIMPLEMENTED.
+        """Begins a pause, which lasts until Resume, and returns when nothing moves any more. Requests that come meanwhile
+        wait in the queue. A call that ends early leaves the pause on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Ends a pause. Not served yet: UNIMPLEMENTED.
+        """Ends a pause.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,10 @@ class SchedulerServiceStub:
     WatchLoad: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchLoadRequest, _scheduler_pb2.WatchLoadResponse]
     """Queue and KV figures: one message at once, then one at each change, at most one per interval."""
     SubscribeKvEvents: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.SubscribeKvEventsRequest, _scheduler_pb2.SubscribeKvEventsResponse]
-    """Changes of the prefix cache, with sequence numbers and replay. Not served yet: UNIMPLEMENTED."""
+    """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+    FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
+    not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
+    """
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -66,7 +69,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     WatchLoad: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchLoadRequest, _scheduler_pb2.WatchLoadResponse]  # type: ignore[assignment]
     """Queue and KV figures: one message at once, then one at each change, at most one per interval."""
     SubscribeKvEvents: _aio.UnaryStreamMultiCallable[_scheduler_pb2.SubscribeKvEventsRequest, _scheduler_pb2.SubscribeKvEventsResponse]  # type: ignore[assignment]
-    """Changes of the prefix cache, with sequence numbers and replay. Not served yet: UNIMPLEMENTED."""
+    """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+    FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
+    not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
+    """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Requests in, tokens out."""
@@ -113,7 +119,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.SubscribeKvEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.SubscribeKvEventsResponse], _abc.AsyncIterator[_scheduler_pb2.SubscribeKvEventsResponse]]:
-        """Changes of the prefix cache, with sequence numbers and replay. Not served yet: UNIMPLEMENTED."""
+        """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+        FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
+        not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -127,9 +136,11 @@ class EngineAdminServiceStub:
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ResetPrefixCacheRequest, _scheduler_pb2.ResetPrefixCacheResponse]
     """Forgets all cached prefixes. Does nothing while requests hold blocks, unless reset_running_requests."""
     Pause: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.PauseRequest, _scheduler_pb2.PauseResponse]
-    """Stops admitting new requests to batches. Not served yet: UNIMPLEMENTED."""
+    """Begins a pause, which lasts until Resume, and returns when nothing moves any more. Requests that come meanwhile
+    wait in the queue. A call that ends early leaves the pause on.
+    """
     Resume: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ResumeRequest, _scheduler_pb2.ResumeResponse]
-    """Ends a pause. Not served yet: UNIMPLEMENTED."""
+    """Ends a pause."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SleepRequest, _scheduler_pb2.SleepResponse]
     """Frees the workers' memory. Not served yet: UNIMPLEMENTED."""
     WakeUp: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WakeUpRequest, _scheduler_pb2.WakeUpResponse]
@@ -147,9 +158,11 @@ class EngineAdminServiceAsyncStub(EngineAdminServiceStub):
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ResetPrefixCacheRequest, _scheduler_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets all cached prefixes. Does nothing while requests hold blocks, unless reset_running_requests."""
     Pause: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.PauseRequest, _scheduler_pb2.PauseResponse]  # type: ignore[assignment]
-    """Stops admitting new requests to batches. Not served yet: UNIMPLEMENTED."""
+    """Begins a pause, which lasts until Resume, and returns when nothing moves any more. Requests that come meanwhile
+    wait in the queue. A call that ends early leaves the pause on.
+    """
     Resume: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ResumeRequest, _scheduler_pb2.ResumeResponse]  # type: ignore[assignment]
-    """Ends a pause. Not served yet: UNIMPLEMENTED."""
+    """Ends a pause."""
     Sleep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SleepRequest, _scheduler_pb2.SleepResponse]  # type: ignore[assignment]
     """Frees the workers' memory. Not served yet: UNIMPLEMENTED."""
     WakeUp: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WakeUpRequest, _scheduler_pb2.WakeUpResponse]  # type: ignore[assignment]
@@ -176,7 +189,9 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.PauseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.PauseResponse, _abc.Awaitable[_scheduler_pb2.PauseResponse]]:
-        """Stops admitting new requests to batches. Not served yet: UNIMPLEMENTED."""
+        """Begins a pause, which lasts until Resume, and returns when nothing moves any more. Requests that come meanwhile
+        wait in the queue. A call that ends early leaves the pause on.
+        """
 
     @_abc_1.abstractmethod
     def Resume(
@@ -184,7 +199,7 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ResumeResponse, _abc.Awaitable[_scheduler_pb2.ResumeResponse]]:
-        """Ends a pause. Not served yet: UNIMPLEMENTED."""
+        """Ends a pause."""
 
     @_abc_1.abstractmethod
     def Sleep(

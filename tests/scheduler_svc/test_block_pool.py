@@ -170,6 +170,33 @@ def test_caching_a_block_twice_is_refused():
         pool.cache_full_blocks(blocks, HASHES, 0, 1)
 
 
+def test_what_is_uncached_keeps_its_references_and_what_is_older_its_hash():
+    pool = BlockPool(6)
+    blocks = pool.get_new_blocks(3)
+    for pool.step, index in ((4, 0), (5, 1), (6, 2)):
+        pool.cache_full_blocks(blocks, HASHES, index, index + 1)
+    assert pool.uncache_since(5, pool.blocks) == blocks[1:]
+    assert pool.get_cached_block(HASHES[0]) is blocks[0]
+    assert pool.get_cached_block(HASHES[1]) is None
+    assert [block.ref_cnt for block in blocks] == [1, 1, 1]
+    pool.check_integrity()
+
+
+def test_a_free_block_that_is_uncached_is_taken_before_what_is_cached():
+    pool = cached_pool(5, 4)
+    uncached = pool.get_cached_block(HASHES[2])
+    pool.uncache_since(0, [uncached])
+    pool.check_integrity()
+    assert pool.get_new_blocks(1) == [uncached]
+
+
+def test_a_hash_is_new_only_with_its_first_block():
+    pool = BlockPool(6)
+    first, second = pool.get_new_blocks(2), pool.get_new_blocks(2)
+    assert pool.cache_full_blocks(first, HASHES, 0, 2) == [0, 1]
+    assert pool.cache_full_blocks(second, [HASHES[0], HASHES[5]], 0, 2) == [1]
+
+
 def test_a_reset_forgets_all_hashes():
     pool = cached_pool(5, 3)
     assert pool.reset_prefix_cache()

@@ -3,6 +3,7 @@ import asyncio
 import grpc
 import pytest
 
+from pagewire.block_hash import hash_block
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import from_rpc_error
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -89,10 +90,88 @@ async def test_load_is_told_at_once_and_at_a_change(stack):
     loads.cancel()
 
 
-async def test_kv_events_are_not_served_yet(stack):
+async def generate(stack, prompt=PROMPT, **params):
+    return [message async for message in stack.stub.Generate(generate_request(prompt, **params))]
+
+
+async def follow(stack, start_sequence=0):
+    call = stack.stub.SubscribeKvEvents(
+        scheduler_pb2.SubscribeKvEventsRequest(start_sequence=start_sequence), timeout=10
+    )
+    await call.initial_metadata()
+    return call
+
+
+async def read_events(call):
+    while (message := await call.read()).sequence == 0:
+        pass
+    return message
+
+
+async def test_kv_events_tell_what_is_cached_and_what_is_cleared(stack, admin):
+    call = await follow(stack)
+    await generate(stack)
+    stored = await read_events(call)
+    assert stored.sequence == 1
+    (blocks,) = stored.stored
+    parent = None
+    for index, block_hash in enumerate(blocks.hashes):
+        parent = hash_block(parent, PROMPT[4 * index : 4 * index + 4])
+        assert parent == block_hash
+    assert (blocks.parent_hash, list(blocks.token_ids), blocks.block_size) == (b"", PROMPT[:8], 4)
+    while not (await admin.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest())).reset:
+        pass
+    while not (message := await read_events(call)).all_cleared:
+        assert message.stored
+    call.cancel()
+
+
+async def test_kv_events_can_be_replayed(stack):
+    await generate(stack)
+    call = await follow(stack, start_sequence=1)
+    assert (await read_events(call)).sequence == 1
+    call.cancel()
+
+
+async def test_kv_events_that_are_not_there_end_with_where_to_resume(stack):
+    await generate(stack, max_tokens=1)
+    call = stack.stub.SubscribeKvEvents(
+        scheduler_pb2.SubscribeKvEventsRequest(start_sequence=1000), timeout=10
+    )
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await stack.stub.SubscribeKvEvents(scheduler_pb2.SubscribeKvEventsRequest()).read()
-    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        await call.read()
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    lost = from_rpc_error(error.value)
+    assert (lost.reason, lost.metadata["resume_from"]) == ("KV_EVENTS_LOST", "2")
+
+
+async def test_a_subscriber_that_does_not_read_is_ended_and_the_engine_goes_on(stack):
+    log = stack.core.kv_events
+    call = await follow(stack)
+    # Far more than the buffer holds while the event loop has no time for the subscriber.
+    num_batches = 0
+    while num_batches < 5000:
+        log.blocks_stored(None, [bytes(32)], range(1000))
+        log.flush()
+        num_batches += 1
+    messages = await generate(stack)
+    assert messages[-1].usage.completion_tokens == 5
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        while True:
+            await call.read()
+    lost = from_rpc_error(error.value)
+    assert lost.reason == "KV_EVENTS_LOST"
+    again = await follow(stack, start_sequence=int(lost.metadata["resume_from"]))
+    assert (await read_events(again)).sequence == int(lost.metadata["resume_from"])
+    again.cancel()
+
+
+async def test_without_a_buffer_there_are_no_kv_events(stack, monkeypatch):
+    monkeypatch.setattr(stack.core, "kv_events", None)
+    call = stack.stub.SubscribeKvEvents(scheduler_pb2.SubscribeKvEventsRequest(), timeout=10)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call.read()
+    assert from_rpc_error(error.value).reason == "KV_EVENTS_OFF"
 
 
 @pytest.fixture
