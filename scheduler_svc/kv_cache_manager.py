@@ -208,11 +208,11 @@ class KVCacheManager:
     def uncache_since(self, request: Request, step: int) -> None:
         """Make unfindable what a request cached in this step or later: nobody may read it.
 
-        The request, if it has blocks, must lose them next: nothing would cache them again.
+        The request, if it has blocks, must lose them next: nothing would cache them again. If it
+        has none any more, all that was cached since then is forgotten, which walks the pool.
         """
         table = self._tables.get(request.request_id)
-        if table is not None:
-            self._pool.uncache_since(step, table.blocks)
+        self._pool.uncache_since(step, self._pool.blocks if table is None else table.blocks)
 
     def uncache_all_since(self, step: int) -> set[str]:
         """Make unfindable all that was cached in this step or later; walks the pool.

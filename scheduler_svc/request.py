@@ -72,12 +72,13 @@ class Request:
     `all_token_ids` when prefix caching is on, else none.
 
     Steps overlap: the next one is planned before the tokens of one under way are known. Such a
-    token is an output placeholder until `fill_placeholder`: it is computed as "what you drew last",
-    so it needs a place in a block, but it has no hash and ends nothing.
+    token is an output placeholder until its step has answered: it is computed as "what you drew
+    last", so it needs a place in a block, but it has no hash and ends nothing.
     """
 
     __slots__ = (
         "_hash_block_size",
+        "_max_computable_tokens",
         "_next_hash_at",
         "added_time_s",
         "all_token_ids",
@@ -105,6 +106,7 @@ class Request:
         self.num_prompt_tokens = len(core_request.prompt_token_ids)
         self.all_token_ids = [*core_request.prompt_token_ids, *core_request.output_token_ids]
         self.stop_rules = _stop_rules(core_request, limits)
+        self._max_computable_tokens = self.stop_rules.max_total_tokens - 1
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
@@ -133,7 +135,7 @@ class Request:
         Nothing follows the last token of a full output, so no step computes it.
         """
         num_tokens = len(self.all_token_ids) + self.num_output_placeholders
-        return min(num_tokens, self.stop_rules.max_total_tokens - 1)
+        return min(num_tokens, self._max_computable_tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -176,10 +178,6 @@ class Request:
             return False
         self.num_output_placeholders += 1
         return True
-
-    def fill_placeholder(self) -> None:
-        """Note that a step which was to draw has answered; its tokens are appended apart."""
-        self.num_output_placeholders -= 1
 
     def append_output_token(self, token_id: int) -> None:
         self.all_token_ids.append(token_id)

@@ -214,7 +214,7 @@ class Scheduler:
                 continue
             stop, message = None, ""
             if draws:
-                request.fill_placeholder()
+                request.num_output_placeholders -= 1
             if token_ids:
                 token_ids, stop = _append_tokens(request, token_ids)
                 client = _outputs_for(outputs, request, output.step)

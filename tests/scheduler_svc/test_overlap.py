@@ -195,6 +195,23 @@ def test_a_row_that_failed_ends_its_request_and_the_next_step_is_ignored():
     assert request.output_token_ids == []
 
 
+def test_a_row_may_fail_after_its_request_was_preempted():
+    scheduler = make_scheduler(num_blocks=7, max_model_len=24)
+    first, second = add(scheduler, 11, max_tokens=12), add(scheduler, 11, max_tokens=12)
+    under_way = scheduler.schedule(0.0)
+    scheduler.schedule(0.0)
+    scheduler.schedule(0.0)
+    assert second.status is RequestStatus.PREEMPTED
+    assert scheduler.kv_cache.get_computed_blocks(second).num_tokens == 8
+    result = ModelRunnerOutput(under_way.step, [[1], []], errors={1: "not a number"})
+    outputs = scheduler.update_from_output(under_way, result)
+    scheduler.check_integrity()
+    assert finish_reasons(outputs) == [FinishReason.ERROR]
+    assert (first.status, scheduler.num_waiting) == (RequestStatus.RUNNING, 0)
+    # What the failed row wrote is not found by anybody.
+    assert scheduler.kv_cache.get_computed_blocks(second).num_tokens == 0
+
+
 def test_a_row_that_should_draw_and_does_not_ends_its_request():
     scheduler = make_scheduler()
     add(scheduler, 10)
