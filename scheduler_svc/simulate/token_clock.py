@@ -1,9 +1,10 @@
 """When tokens come, and how long each was waited for, without looking at every row of a step.
 
-A request that draws once in its stay in the running list draws in every later step of it. So only
-three kinds are looked at one by one: those that have not drawn since their admission, those that
-were preempted, and running ones that a step left out; all the others of a step share one gap.
-Called by `virtual_engine` when a step is complete.
+A request that draws once in its stay in the running list draws in every later step of it: running
+requests come first, in order, and what is before one in the list never needs more tokens than in
+the step before. So only those that have not drawn since their admission, and those that were
+preempted, are looked at one by one; all the others of a step share one gap. Called by
+`virtual_engine` when a step is complete.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scheduler_svc.output import SchedulerOutput
-from scheduler_svc.request import Request
 from scheduler_svc.simulate.measures import Samples
 
 
@@ -27,7 +27,6 @@ class TokenClock:
         self._itl_s = itl_s
         self._apart: dict[str, float | None] = {}
         """When they last drew a token; None: never."""
-        self._last_rows: Sequence[Request] = ()
         self._last_end_s = 0.0
 
     def complete(
@@ -36,8 +35,6 @@ class TokenClock:
         drawn_ids: Sequence[str],
         arrival_times_s: Mapping[str, float],
         end_s: float,
-        *,
-        any_skipped: bool,
     ) -> None:
         """Count the gaps of a step that is complete.
 
@@ -46,20 +43,15 @@ class TokenClock:
             drawn_ids: Requests that got a token.
             arrival_times_s: Of all that live, those that end with this step included.
             end_s: When the step ended.
-            any_skipped: Whether the step left out a running request.
         """
         for request_id in output.preempted_req_ids:
             self._apart.setdefault(request_id, self._last_end_s)
         for new in output.scheduled_new_reqs:
             self._apart.setdefault(new.request_id, None)
-        if any_skipped:
-            for request in set(self._last_rows).difference(output.requests):
-                if request.request_id in arrival_times_s:
-                    self._apart.setdefault(request.request_id, self._last_end_s)
         num_together = len(drawn_ids) - self._count_apart(drawn_ids, arrival_times_s, end_s)
         if num_together:
             self._itl_s.add(end_s - self._last_end_s, num_together)
-        self._last_rows, self._last_end_s = output.requests, end_s
+        self._last_end_s = end_s
 
     def _count_apart(
         self, drawn_ids: Sequence[str], arrival_times_s: Mapping[str, float], end_s: float

@@ -31,7 +31,6 @@ TOKENS_BY_DRAW: tuple[Sequence[int], Sequence[int]] = ((), (0,))
 class _StepInFlight:
     output: SchedulerOutput
     duration_s: float
-    any_skipped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +148,7 @@ class VirtualEngine:
     def _note(self, output: SchedulerOutput) -> _StepInFlight:
         if self._on_step is not None:
             self._on_step(output)
-        return _StepInFlight(
-            output,
-            self._step_time.seconds(output),
-            any_skipped=len(output.requests) < self._scheduler.num_running,
-        )
+        return _StepInFlight(output, self._step_time.seconds(output))
 
     def _has_room(self) -> bool:
         return self._scheduler.num_waiting < self._limits.max_num_queued_requests
@@ -204,9 +199,7 @@ class VirtualEngine:
         measures.busy_s += step.duration_s
         measures.end_s = now_s
         drawn_ids = [] if not outputs else outputs[0].request_ids
-        self._tokens.complete(
-            step.output, drawn_ids, arrivals_s, now_s, any_skipped=step.any_skipped
-        )
+        self._tokens.complete(step.output, drawn_ids, arrivals_s, now_s)
         for client in outputs.values():
             for first in client.scheduled:
                 measures.queue_s.add(first.queued_time_s)

@@ -48,6 +48,7 @@ def test_no_command_imports_torch_or_a_service(module):
         ("tokenizer", "tokenizer_svc"),
         ("scheduler", "scheduler_svc"),
         ("worker", "worker_svc"),
+        ("simulate", "scheduler_svc.simulate"),
     ],
 )
 def test_a_services_command_is_the_service_itself(command, module):

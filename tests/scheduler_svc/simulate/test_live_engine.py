@@ -168,7 +168,7 @@ policies = pytest.mark.parametrize(
     [
         {},
         {"scheduling_policy": "priority"},
-        # Prompts side by side use up the budget, so that running requests are left out of steps.
+        # Prompts are computed side by side, and nothing is left of the budget.
         {"long_prefill_token_threshold": 6, "max_num_batched_tokens": 12},
     ],
     ids=["fcfs", "priority", "threshold"],
