@@ -29,7 +29,8 @@ _RETRY_PAUSE_S = 0.1
 def ready_line(addresses: Addresses, model: str) -> str:
     """Return the one line that `pagewire serve` writes to standard output."""
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": model, "messages": [question]})
+    # Greedy, so that the first answer is the same for everybody.
+    body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     # In single quotes of a shell only the single quote itself is special.
     quoted = body.replace("'", "'\\''")
     return (
