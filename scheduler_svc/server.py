@@ -130,6 +130,7 @@ class SchedulerServer:
                 prefix_cache_queries=stats.prefix_cache_queries,
                 num_steps=counters.num_steps,
                 generation_tokens=counters.generation_tokens,
+                worker_idle_s=round(counters.worker_idle_ns / 1e9, 3),
             )
 
 
