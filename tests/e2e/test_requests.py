@@ -11,16 +11,13 @@ import httpx
 import pytest
 
 from pagewire.kit.channels import open_channel
-from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc, scheduler_pb2_grpc
 from pagewire.v1.scheduler_pb2 import WatchLoadRequest, WatchLoadResponse
+from tests.e2e.requests import alone, generate, sim_request
 from tests.e2e.stack import Stack, start_stack
 from tests.parity import ParityReport
 from tests.worker_svc.reference import smollm2_greedy
-from worker_svc.sim.oracle import expected_tokens
-from worker_svc.sim.sampling import SimVocabulary
 
-SIM_VOCABULARY = SimVocabulary(49_152, (2,))
 NUM_SIM_REQUESTS = 2_000
 NUM_REAL_REQUESTS = 64
 NUM_CLIENTS = 64
@@ -40,39 +37,6 @@ async def wait_for_load(
 
 def is_idle(load: WatchLoadResponse) -> bool:
     return load.num_requests_running == 0 and load.num_requests_waiting == 0
-
-
-def sim_request(rng: random.Random, number: int) -> inference_pb2.GenerateRequest:
-    """A request with a prompt of 1 to 60 tokens, half of them with a prefix in common."""
-    prefix = [7] * rng.choice([0, 32])
-    prompt = prefix + [rng.randrange(1000, 40_000) for _ in range(rng.randint(1, 60))]
-    return inference_pb2.GenerateRequest(
-        token_ids=common_pb2.TokenIds(ids=prompt),
-        sampling=inference_pb2.SamplingOptions(temperature=rng.choice([0.0, 1.0]), seed=number),
-        stopping=inference_pb2.StoppingOptions(max_tokens=rng.randint(1, 40), ignore_eos=True),
-        response=inference_pb2.ResponseOptions(return_token_ids=True),
-    )
-
-
-def alone(request: inference_pb2.GenerateRequest) -> list[int]:
-    """The tokens that the request gets when nothing else runs, from the oracle."""
-    params = SamplingParams(
-        temperature=request.sampling.temperature,
-        seed=request.sampling.seed,
-        max_tokens=request.stopping.max_tokens,
-        ignore_eos=True,
-    )
-    num_tokens = request.stopping.max_tokens
-    return expected_tokens(list(request.token_ids.ids), params, num_tokens, SIM_VOCABULARY)
-
-
-async def generate(
-    stub: inference_pb2_grpc.InferenceServiceAsyncStub, request: inference_pb2.GenerateRequest
-) -> list[int]:
-    token_ids: list[int] = []
-    async for event in stub.Generate(request, timeout=120):
-        token_ids.extend(event.delta.token_ids)
-    return token_ids
 
 
 @pytest.mark.timeout(300)
