@@ -261,11 +261,11 @@ class KVCacheManager:
     def _emit_stored(self, events: KvEventSink, request: Request, indices: Sequence[int]) -> None:
         """Tell of blocks that became findable, a run of neighbours at a time."""
         hashes, size = request.block_hashes, self.block_size
-        start = indices[0]
-        for index, following in zip(indices, (*indices[1:], -1), strict=True):
-            if following == index + 1:
-                continue
-            parent = hashes[start - 1] if start else None
-            token_ids = request.all_token_ids[start * size : (index + 1) * size]
-            events.blocks_stored(parent, hashes[start : index + 1], token_ids)
-            start = following
+        start = end = indices[0]
+        for index in (*indices, -1):
+            if index != end:
+                parent = hashes[start - 1] if start else None
+                token_ids = request.all_token_ids[start * size : end * size]
+                events.blocks_stored(parent, hashes[start:end], token_ids)
+                start = index
+            end = index + 1

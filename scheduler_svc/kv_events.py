@@ -20,9 +20,9 @@ from pagewire.kit.errors import FailedPreconditionError, QueueFullError
 MAX_SUBSCRIBERS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlocksStored:
-    """Hashes in a row that became findable."""
+    """Hashes in a row that became findable. Not frozen only because that takes longer to make."""
 
     parent_hash: bytes | None
     """Of the block before; None at the beginning of a request."""

@@ -111,8 +111,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         """Tokens that steps under way will draw. A preempted request keeps them."""
-        self.dropped_through_step = 0
-        """Tokens that steps up to this one draw don't count; they will be drawn again."""
+        self.dropped_through_step = 0.0
+        """Tokens that steps up to this one draw don't count; infinite once the request ended."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the cache at the first admission; 0 before it."""
@@ -164,7 +164,7 @@ class Request:
 
     def ignores_outputs_of(self, step: int) -> bool:
         """Whether it ended meanwhile, or what the step drew was dropped."""
-        return self.status >= RequestStatus.FINISHED_STOPPED or step <= self.dropped_through_step
+        return step <= self.dropped_through_step
 
     def advance(self, num_new_tokens: int) -> bool:
         """Count tokens as computed by the step just planned.

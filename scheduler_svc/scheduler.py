@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from pagewire.kit.errors import AlreadyExistsError
 from scheduler_svc.admission import check_queue, check_request
@@ -204,34 +205,34 @@ class Scheduler:
         Returns:
             What is new, by client.
         """
-        outputs: dict[int, EngineCoreOutputs] = {}
-        self._report_first_scheduled(outputs, output.step)
+        step, outputs = output.step, dict[int, EngineCoreOutputs]()
+        self._report_first_scheduled(outputs, step)
         any_finished = False
         for row, (request, draws, token_ids) in enumerate(
             zip(output.requests, output.draws, result.sampled_token_ids, strict=True)
         ):
-            if request.ignores_outputs_of(output.step):
+            if step <= request.dropped_through_step:
                 continue
             stop, message = None, ""
             if draws:
                 request.num_output_placeholders -= 1
             if token_ids:
                 token_ids, stop = _append_tokens(request, token_ids)
-                client = _outputs_for(outputs, request, output.step)
+                client = _outputs_for(outputs, request, step)
                 if row in result.logprobs:
                     client.logprobs[len(client.request_ids)] = result.logprobs[row]
                 client.request_ids.append(request.request_id)
                 client.new_token_ids.append(token_ids)
             elif row in result.errors:
                 stop, message = FAILED, result.errors[row]
-                self.kv_cache.uncache_since(request, output.step)
+                self.kv_cache.uncache_since(request, step)
             elif draws:
                 # Nothing would ever schedule it again.
                 stop, message = FAILED, "the worker drew no token"
             if stop is not None:
                 any_finished = True
                 finished = self._finish(request, stop, message)
-                _outputs_for(outputs, request, output.step).finished.append(finished)
+                _outputs_for(outputs, request, step).finished.append(finished)
         if any_finished:
             self._drop_finished_from_running()
         return outputs
@@ -452,7 +453,8 @@ class Scheduler:
 
     def _drop_tokens_under_way(self, request: Request) -> None:
         request.num_output_placeholders = 0
-        request.dropped_through_step = self._step
+        # Of a request that has ended they are dropped for good.
+        request.dropped_through_step = max(request.dropped_through_step, self._step)
 
     def _finish(self, request: Request, stop: Stop, message: str) -> FinishedRequest:
         if request.status is RequestStatus.RUNNING:
@@ -461,6 +463,7 @@ class Scheduler:
         else:
             self._waiting.remove(request)
         request.status = FINISHED_STATUS[stop.reason]
+        request.dropped_through_step = inf
         del self._requests[request.request_id]
         return FinishedRequest(
             request_id=request.request_id,

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagewire.kit.errors import PagewireError
 from scheduler_svc.output import SchedulerOutput
+from scheduler_svc.pause import PauseState
 from scheduler_svc.request import Request
 from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.factories import add, make_scheduler, scheduled
@@ -88,6 +89,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def send(self) -> None:
         output = self.scheduler.schedule(0.0)
         limits = self.scheduler.limits
+        if self.scheduler.pause_state is not PauseState.UNPAUSED:
+            assert not output.scheduled_new_reqs
+        if self.scheduler.pause_state is PauseState.PAUSED_ALL:
+            assert not output.requests
         assert sum(scheduled(output).values()) <= limits.max_num_batched_tokens
         assert self.scheduler.num_running <= limits.max_num_seqs
         if not output.is_empty:
@@ -116,6 +121,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.forget_worker()
         self.model.lose_everything()
 
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def fail_a_step(self) -> None:
+        """The oldest step under way fails, and those behind it that build upon it."""
+        outputs = list(self.in_flight)
+        self.in_flight.clear()
+        for output in outputs:
+            if output is outputs[0] or not self.model.knows_rows_of(output):
+                self.model.fail(output)
+            else:
+                self.model.execute(output)
+        self.scheduler.take_back_steps(outputs)
+
+    @rule(state=st.sampled_from(PauseState))
+    def pause_or_resume(self, state: PauseState) -> None:
+        self.scheduler.pause_state = state
+
     @rule(reset_running_requests=st.booleans())
     def reset_prefix_cache(self, reset_running_requests: bool) -> None:
         idle = reset_running_requests or self.scheduler.num_running == 0
@@ -138,6 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
+        self.scheduler.pause_state = PauseState.UNPAUSED
         # The worst case is one token of progress a step, after a prefill one token at a time.
         num_steps = (len(self.live) + 1) * MAX_MODEL_LEN * MAX_MODEL_LEN
         while (self.scheduler.has_work or self.in_flight) and num_steps > 0:
