@@ -8,7 +8,7 @@ and blocks of 16 tokens; what the worker would do in between is not timed. `deco
 request draws one token. `churn`: in every step some requests end and as many are admitted with a
 new prompt, so that queue, pool and hash map are at work. A peer prints lines `RESULT n N schedule
 ms X update ms Y min X Y`; it runs between our rounds, so that both see the same state of the
-machine. Minima are shown too: others' load lengthens medians.
+machine. Minima are shown too, and our CPU time: others' load lengthens medians.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -34,7 +35,7 @@ from typing import Any
 from pagewire import __version__
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.limits import SchedulerLimits
-from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
+from scheduler_svc.output import ModelRunnerOutput
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import Scheduler
 
@@ -44,6 +45,18 @@ VOCAB_SIZE = 40_000
 PEER_LINE = re.compile(
     r"RESULT n (\d+) schedule ms ([\d.]+) update ms ([\d.]+) +min ([\d.]+) ([\d.]+)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One measured step, in seconds."""
+
+    schedule_s: float
+    update_s: float
+    cpu_s: float
+    """Of both, on this thread: what others on the machine do does not count."""
+    num_tokens: int
+    num_finished: int
 
 
 class Engine:
@@ -72,21 +85,26 @@ class Engine:
             EngineCoreRequest(str(next(self._ids)), prompt, params, arrival_time_s=0.0), 0.0
         )
 
-    def step(self) -> tuple[SchedulerOutput, float, float, int]:
-        """Run one step; returns it, seconds in schedule and in update, requests that ended."""
-        start = time.perf_counter()
+    def step(self) -> Step:
+        """Run one step."""
+        cpu_start, start = time.thread_time(), time.perf_counter()
         output = self.scheduler.schedule(0.0)
-        scheduled = time.perf_counter()
+        scheduled, cpu_scheduled = time.perf_counter(), time.thread_time()
         choose = self._rng.randrange
         result = ModelRunnerOutput(
             output.step,
             [[choose(10, VOCAB_SIZE)] if draws else [] for draws in output.draws],
         )
-        sampled = time.perf_counter()
+        cpu_sampled, sampled = time.thread_time(), time.perf_counter()
         outputs = self.scheduler.update_from_output(output, result)
-        done = time.perf_counter()
-        num_finished = sum(len(client.finished) for client in outputs.values())
-        return output, scheduled - start, done - sampled, num_finished
+        done, cpu_done = time.perf_counter(), time.thread_time()
+        return Step(
+            scheduled - start,
+            done - sampled,
+            cpu_scheduled - cpu_start + cpu_done - cpu_sampled,
+            output.total_num_scheduled_tokens,
+            sum(len(client.finished) for client in outputs.values()),
+        )
 
 
 def time_decode(num_running: int, *, num_waiting: int = 0, num_steps: int = 150) -> dict[str, Any]:
@@ -96,20 +114,18 @@ def time_decode(num_running: int, *, num_waiting: int = 0, num_steps: int = 150)
     )
     for _ in range(num_running):
         engine.add(200, 512)
-    schedule_s: list[float] = []
-    update_s: list[float] = []
+    steps: list[Step] = []
     is_filled = False
-    while len(schedule_s) < num_steps:
-        output, schedule, update, _ = engine.step()
-        if output.total_num_scheduled_tokens != num_running:
+    while len(steps) < num_steps:
+        step = engine.step()
+        if step.num_tokens != num_running:
             continue
         if not is_filled:
             is_filled = True
             for _ in range(num_waiting):
                 engine.add(32, 64)
-        schedule_s.append(schedule)
-        update_s.append(update)
-    return summary(schedule_s, update_s)
+        steps.append(step)
+    return summary(steps)
 
 
 def time_churn(
@@ -131,23 +147,22 @@ def time_churn(
         engine.add(prompt_len, 1 + index % 64)
     for _ in range(num_waiting):
         engine.add(prompt_len, 64)
-    schedule_s: list[float] = []
-    update_s: list[float] = []
-    for step in range(64 + num_steps):
-        _, schedule, update, num_finished = engine.step()
-        for _ in range(num_finished):
+    steps: list[Step] = []
+    for number in range(64 + num_steps):
+        step = engine.step()
+        for _ in range(step.num_finished):
             engine.add(prompt_len, 64)
-        if step >= 64:
-            schedule_s.append(schedule)
-            update_s.append(update)
-    return summary(schedule_s, update_s)
+        if number >= 64:
+            steps.append(step)
+    return summary(steps)
 
 
-def summary(schedule_s: Sequence[float], update_s: Sequence[float]) -> dict[str, Any]:
-    total_s = [a + b for a, b in zip(schedule_s, update_s, strict=True)]
+def summary(steps: Sequence[Step]) -> dict[str, Any]:
+    total_s = [step.schedule_s + step.update_s for step in steps]
     return {
-        "schedule_ms": round(1e3 * statistics.median(schedule_s), 4),
-        "update_ms": round(1e3 * statistics.median(update_s), 4),
+        "schedule_ms": round(1e3 * statistics.median(step.schedule_s for step in steps), 4),
+        "update_ms": round(1e3 * statistics.median(step.update_s for step in steps), 4),
+        "cpu_ms": round(1e3 * statistics.median(step.cpu_s for step in steps), 4),
         "total_ms": round(1e3 * statistics.median(total_s), 4),
         "min_total_ms": round(1e3 * min(total_s), 4),
     }
@@ -196,6 +211,11 @@ def over_rounds(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[s
             "median_ms": round(statistics.median(r[case]["total_ms"] for r in rounds), 4),
             "min_ms": min(r[case]["min_total_ms"] for r in rounds),
         }
+        | (
+            {"median_cpu_ms": round(statistics.median(r[case]["cpu_ms"] for r in rounds), 4)}
+            if "cpu_ms" in rounds[0][case]
+            else {}
+        )
         for case in rounds[0]
     }
 
