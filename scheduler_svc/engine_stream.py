@@ -229,6 +229,8 @@ class GatewaySession:
         try:
             if add.handle in self._requests:
                 raise InvalidRequestError("the handle is in use", reason="HANDLE_IN_USE")
+            if 0 < add.deadline_ns <= time.time_ns():
+                raise DeadlineExceededError("the request's deadline passed before it came")
             self._core.add_request(convert.core_request(add, self._client_id))
         except PagewireError as error:
             self._frame.refusals.append(convert.request_error(add.handle, error))

@@ -42,7 +42,7 @@ def _fast() -> object:
     return scheduler_pb2.WatchLoadRequest(interval_ms=50)
 
 
-def make_service_config(*workers: str, **scheduler: int) -> SchedulerServiceConfig:
+def make_service_config(*workers: str, **scheduler: int | str) -> SchedulerServiceConfig:
     return SchedulerServiceConfig(
         engine=EngineConfig(
             model=ModelConfig(max_model_len=64, served_model_name=("fake", "also")),
@@ -72,7 +72,7 @@ async def wait_ready(server: SchedulerServer) -> None:
 
 
 @asynccontextmanager
-async def running_stack(**scheduler: int) -> AsyncIterator[Stack]:
+async def running_stack(**scheduler: int | str) -> AsyncIterator[Stack]:
     worker = FakeWorker()
     await worker.start()
     server = SchedulerServer(make_service_config(worker.address, **scheduler))

@@ -4,14 +4,21 @@ import time
 import grpc
 import pytest
 
+from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError, from_rpc_error
-from pagewire.v1 import common_pb2, scheduler_pb2
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc import engine_stream
 from tests.scheduler_svc.conftest import running_stack
 from tests.scheduler_svc.gateway_client import GatewayClient
 from tests.scheduler_svc.sim_model import expected_output
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.fixture
+async def stack_by_priority():
+    async with running_stack(max_num_seqs=1, scheduling_policy="priority") as started:
+        yield started
 
 
 async def connect(stack, **options):
@@ -175,6 +182,48 @@ async def test_a_deadline_ends_a_request(stack):
     await gateway.read_until(lambda: 1 in gateway.errors)
     assert gateway.errors[1].code == 4
     assert stack.core.make_stats().num_requests_running == 0
+
+
+async def test_a_deadline_ends_a_request_that_still_waits():
+    async with running_stack(max_num_seqs=1) as stack:
+        stack.worker.go_on.clear()
+        gateway = await connect(stack)
+        await gateway.add(1, PROMPT, max_tokens=40)
+        await gateway.add(2, PROMPT, deadline_ns=time.time_ns() + 50_000_000)
+        await gateway.read_until(lambda: 2 in gateway.errors)
+        assert (gateway.admitted, gateway.errors[2].code) == ([1, 2], 4)
+        stats = stack.core.make_stats()
+        assert (stats.num_requests_running, stats.num_requests_waiting) == (1, 0)
+
+
+async def test_a_request_that_comes_after_its_deadline_is_refused(stack):
+    gateway = await connect(stack)
+    await gateway.add(1, PROMPT, deadline_ns=time.time_ns() - 1)
+    await gateway.read_until(lambda: 1 in gateway.refusals)
+    assert gateway.refusals[1].code == 4
+    assert gateway.admitted == []
+
+
+async def test_a_priority_orders_the_requests_of_gateways(stack_by_priority):
+    stack = stack_by_priority
+    gateway = await connect(stack)
+    mode = scheduler_pb2.PAUSE_MODE_WAIT
+    async with open_channel(stack.server.server.admin_address) as channel:
+        admin = scheduler_pb2_grpc.EngineAdminServiceStub(channel)
+        await admin.Pause(scheduler_pb2.PauseRequest(mode=mode), timeout=10)
+        for handle, priority in ((1, 5), (2, -5), (3, 0)):
+            await gateway.add(handle, PROMPT, priority=priority)
+        await gateway.read_until(lambda: len(gateway.admitted) == 3)
+        await admin.Resume(scheduler_pb2.ResumeRequest(), timeout=10)
+        await gateway.read_finished(1, 2, 3)
+    assert list(gateway.finished) == [2, 3, 1]
+
+
+async def test_a_priority_is_refused_where_they_do_not_count(stack):
+    gateway = await connect(stack)
+    await gateway.add(1, PROMPT, priority=1)
+    await gateway.read_until(lambda: 1 in gateway.refusals)
+    assert (gateway.refusals[1].code, gateway.refusals[1].field) == (3, "priority")
 
 
 async def test_a_cancelled_stream_leaves_no_request(stack):
