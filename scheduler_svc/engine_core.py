@@ -194,6 +194,10 @@ class EngineCore:
             raise ServiceUnavailableError("the engine is starting", reason="STARTING")
         return self.info
 
+    @property
+    def pause_state(self) -> PauseState:
+        return PauseState.UNPAUSED if self._scheduler is None else self._scheduler.pause_state
+
     def make_stats(self) -> SchedulerStats | None:
         """The scheduler's figures; None before the first worker is ready."""
         return None if self._scheduler is None else self._scheduler.make_stats()

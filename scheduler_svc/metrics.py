@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.pause import PauseState
 
 
 class EngineCollector(Collector):
@@ -35,6 +36,8 @@ class EngineCollector(Collector):
             counters.worker_idle_ns / 1e9,
         )
         yield _counter("workers_lost", "Times that the worker was lost.", counters.num_workers_lost)
+        is_paused = self._core.pause_state is not PauseState.UNPAUSED
+        yield _gauge("engine_paused", "1 in a pause.", float(is_paused))
         yield _counter(
             "scheduler_stalls",
             "Times that nothing ran for 16 steps though something waited.",

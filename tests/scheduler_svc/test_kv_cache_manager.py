@@ -1,6 +1,6 @@
 import pytest
 
-from scheduler_svc.kv_cache_manager import NO_HIT, KVCacheManager
+from scheduler_svc.kv_cache_manager import NO_HIT, KVCacheManager, PrefixCacheStats
 from tests.scheduler_svc.factories import make_request
 
 
@@ -88,6 +88,13 @@ def test_prompt_logprobs_do_not_read_the_cache_but_write_it():
     run_through(kv, make_request(range(8), prompt_logprobs=1))
     assert kv.get_computed_blocks(make_request(range(9), prompt_logprobs=1)).num_tokens == 0
     assert kv.get_computed_blocks(make_request(range(9))).num_tokens == 8
+
+
+@pytest.mark.parametrize("prompt_logprobs, enable_caching", [(1, True), (None, False)])
+def test_an_admission_without_a_lookup_does_not_count(prompt_logprobs, enable_caching):
+    kv = manager_of(enable_caching=enable_caching)
+    admit(kv, make_request(range(8), prompt_logprobs=prompt_logprobs))
+    assert kv.stats == PrefixCacheStats()
 
 
 def test_nothing_is_hit_with_caching_off():

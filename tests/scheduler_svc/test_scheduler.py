@@ -294,6 +294,28 @@ def test_a_request_that_is_held_back_counts_once_in_the_statistics():
     assert scheduler.make_stats().prefix_cache_queries == 16
 
 
+def test_lookups_of_preempted_requests_are_counted_apart():
+    scheduler = make_scheduler()
+    request = add(scheduler, 9)
+    step(scheduler)
+    scheduler.preempt_all()
+    step(scheduler)
+    stats = scheduler.kv_cache.stats
+    assert (stats.num_queries, stats.num_hits) == (9, 0)
+    assert (stats.num_preempted_queries, stats.num_preempted_hits) == (10, 8)
+    assert scheduler.make_stats().prefix_cache_queries == 9
+    assert request.num_cached_tokens == 0
+
+
+def test_prompt_logprobs_compute_the_whole_prompt_though_it_is_cached():
+    scheduler = make_scheduler()
+    add(scheduler, range(100, 112), max_tokens=1)
+    step(scheduler)
+    request = add(scheduler, range(100, 112), prompt_logprobs=1)
+    output, _ = step(scheduler)
+    assert scheduled(output) == {request.request_id: 12}
+
+
 # Ends.
 
 
