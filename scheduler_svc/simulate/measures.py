@@ -8,6 +8,7 @@ run. Nothing here knows scheduling.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -120,8 +121,8 @@ class Measures:
     """End of the last step."""
     num_requests: int = 0
     num_finished: int = 0
-    num_refused: int = 0
-    """Can never be served: too long for the model or the pool."""
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Requests that can never be served, by reason."""
     num_rejected: int = 0
     """Found the queue full."""
     num_prompt_tokens: int = 0
@@ -137,6 +138,7 @@ class Measures:
         for name in ("ttft_s", "itl_s", "e2e_s", "queue_s"):
             getattr(self, name).extend(getattr(other, name))
         self.end_s = max(self.end_s, other.end_s)
+        self.refusals += other.refusals
         for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -146,7 +148,6 @@ _SUMS = (
     "busy_s",
     "num_requests",
     "num_finished",
-    "num_refused",
     "num_rejected",
     "num_prompt_tokens",
     "num_output_tokens",

@@ -30,9 +30,10 @@ def make_report(
         "requests": {
             "arrived": measures.num_requests,
             "finished": measures.num_finished,
-            "refused": measures.num_refused,
+            "refused": measures.refusals.total(),
             "rejected": measures.num_rejected,
         },
+        "refusals": dict(measures.refusals),
         "latency_s": {name: _latency(getattr(measures, name)) for _, name in _LATENCIES},
         "throughput": {
             "duration_s": measures.end_s,
@@ -88,7 +89,9 @@ def format_report(report: dict[str, Any], measures: Measures) -> str:
             for label, name in _LATENCIES
         ),
         "",
-        "requests      " + ", ".join(f"{value} {name}" for name, value in requests.items()),
+        "requests      "
+        + ", ".join(f"{value} {name}" for name, value in requests.items())
+        + "".join(f"; {reason}: {number}" for reason, number in report["refusals"].items()),
         f"throughput    {throughput['requests_per_s']:.2f} requests/s,"
         f" {throughput['output_tokens_per_s']:.0f} output tokens/s,"
         f" {throughput['prompt_tokens_per_s']:.0f} prompt tokens/s",

@@ -101,7 +101,8 @@ class VirtualEngine:
         """
         self.measures.num_requests += 1
         if request.num_prompt_tokens >= self._limits.max_model_len:
-            self.measures.num_refused += 1
+            # The core would say so too, after a look at every token.
+            self.measures.refusals["PROMPT_TOO_LONG"] += 1
         elif self._outside:
             self._outside.append(_Arrival(number, request))
         else:
@@ -157,8 +158,8 @@ class VirtualEngine:
         core_request = self._core_request(arrival)
         try:
             self._scheduler.add_request(core_request, now_s)
-        except InvalidRequestError:
-            self.measures.num_refused += 1
+        except InvalidRequestError as error:
+            self.measures.refusals[error.reason] += 1
         except QueueFullError:
             if self._rejects_when_full:
                 self.measures.num_rejected += 1
