@@ -44,7 +44,8 @@ from scheduler_svc.output import (
     SchedulerStats,
     StepTimings,
 )
-from scheduler_svc.pause import PauseMode, PauseState, QuietWaiter
+from scheduler_svc.pause import PauseMode, PauseState
+from scheduler_svc.quiet_waiter import QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
 from scheduler_svc.stop import Stop

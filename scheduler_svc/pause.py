@@ -1,12 +1,11 @@
-"""Pausing the engine: what a pause stops, and waiting until it has stopped.
+"""Pausing the engine: what a pause stops.
 
-`PauseState` is what the scheduler goes by; `PauseMode` is what an administrator asks for. A pause
-outlives the call that asked for it, until a resume. Called by `engine_core`.
+`PauseMode` is what an administrator asks for, `PauseState` what `scheduler` goes by. A pause
+outlives the call that asked for it, until a resume.
 """
 
 from __future__ import annotations
 
-import asyncio
 from enum import Enum
 
 
@@ -33,25 +32,3 @@ class PauseMode(Enum):
     @property
     def state(self) -> PauseState:
         return PauseState.PAUSED_ALL if self is PauseMode.KEEP else PauseState.PAUSED_NEW
-
-
-class QuietWaiter:
-    """Lets callers wait until nothing of the engine moves in the pause that is on."""
-
-    def __init__(self) -> None:
-        self._quiet = asyncio.Event()
-
-    def note(self, state: PauseState, *, num_running: int, num_steps_in_flight: int) -> None:
-        """Take in how the engine stands, after each of its changes.
-
-        A resume lets waiting callers go too: their pause is over.
-        """
-        is_quiet = num_steps_in_flight == 0 and (num_running == 0 or state is PauseState.PAUSED_ALL)
-        if is_quiet or state is PauseState.UNPAUSED:
-            self._quiet.set()
-        else:
-            self._quiet.clear()
-
-    async def wait(self) -> None:
-        """Wait for the last word of `note` to be that all is quiet; bounded by the caller."""
-        await self._quiet.wait()
