@@ -23,6 +23,10 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 16_384
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +68,16 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for prompt tokens."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Added to the logits of these token ids, clamped to [-100, 100]."""
+    """Added to the logits of these token ids; each in [-100, 100], at most 1024 of them."""
     allowed_token_ids: tuple[int, ...] = ()
-    """If not empty, only these can be drawn."""
+    """If not empty, only these can be drawn. At most 16384."""
     bad_words: tuple[str, ...] = ()
-    """Words that the output must not hold; tokenized by the gateway."""
+    """Words that the output must not hold; tokenized by the gateway. At most 128."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """`bad_words` as token ids, both with and without a leading space."""
+    """`bad_words` as token ids, both with and without a leading space. At most 64 tokens each."""
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         self._check_numbers()
         self._check_lengths()
         self._check_stops()
@@ -145,8 +150,17 @@ class SamplingParams:
                 len(self.stop_token_ids),
                 f"at most {MAX_STOP_TOKEN_IDS} are allowed",
             )
-        if any(not word for word in self.bad_words):
+
+    def _check_sizes(self) -> None:
+        """What the worker goes through in every step that has the request."""
+        num_words = max(len(self.bad_words), -(-len(self.bad_words_token_ids) // 2))
+        _check_size("logit_bias", len(self.logit_bias), MAX_LOGIT_BIASES, "entries")
+        _check_size("allowed_token_ids", len(self.allowed_token_ids), MAX_ALLOWED_TOKEN_IDS, "ids")
+        _check_size("bad_words", num_words, MAX_BAD_WORDS, "words")
+        if any(not word for word in (*self.bad_words, *self.bad_words_token_ids)):
             raise _invalid("bad_words", "''", "a bad word must not be empty")
+        longest = max((len(word) for word in self.bad_words_token_ids), default=0)
+        _check_size("bad_words", longest, MAX_BAD_WORD_TOKENS, "tokens in one word")
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -166,6 +180,15 @@ def _check_range(
     if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise _invalid(field, value, f"must be a finite number in {bracket}{low:g}, {high:g}]")
+
+
+def _check_size(field: str, size: int, most: int, what: str) -> None:
+    if size > most:
+        raise InvalidRequestError(
+            f"{field}: {size} {what} are too many: at most {most} are allowed",
+            reason="INVALID_PARAMETER",
+            field=field,
+        )
 
 
 def _invalid(field: str, value: object, rule: str) -> InvalidRequestError:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pagewire.sampling_params import SamplingParams
 from worker_svc.sampler.metadata import SamplingRow
+from worker_svc.sampler.token_tables import TokenTables
 from worker_svc.step import NewRequest, SchedulerOutput
 
 Ints = npt.NDArray[np.int64]
@@ -49,6 +50,8 @@ class RequestState:
     """Grows by doubling; the first `num_blocks` are meant."""
     failure: str | None = None
     """Why no later step can sample for it."""
+    tables: TokenTables | None = None
+    """Made when it first samples."""
 
     @classmethod
     def from_new_request(cls, new: NewRequest) -> RequestState:
@@ -79,8 +82,11 @@ class RequestState:
         self.num_blocks += len(block_ids)
 
     def sampling_row(self) -> SamplingRow:
+        if self.tables is None:
+            self.tables = TokenTables.from_params(self.params)
         return SamplingRow(
             params=self.params,
+            tables=self.tables,
             seed=self.seed,
             prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
             output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens],

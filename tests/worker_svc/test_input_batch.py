@@ -54,6 +54,15 @@ def test_a_prefix_hit_skips_what_is_computed(batch: InputBatch) -> None:
     assert inputs.positions.tolist() == [4, 5]
 
 
+def test_the_tables_of_a_request_are_made_once_for_all_its_steps(batch: InputBatch) -> None:
+    sampling = SamplingParams(logit_bias=((3, 1.5),), allowed_token_ids=(3, 4))
+    [row] = batch.update(SchedulerOutput(1, [make_new(1, 2, [5], sampling=sampling)], [1], [2]))
+    tables = row.state.sampling_row().tables
+    row.state.append_tokens([3])
+    assert row.state.sampling_row().tables is tables
+    assert tables.biased is not None and tables.biased.tolist() == [3]
+
+
 def test_a_resumed_request_prefills_its_outputs_too(batch: InputBatch) -> None:
     new = make_new(1, 2, [5], output_token_ids=[8, 9])
     [row] = batch.update(SchedulerOutput(1, [new], [1], [4]))

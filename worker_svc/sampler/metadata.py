@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire.sampling_params import SamplingParams
+from worker_svc.sampler.token_tables import TokenTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class SamplingRow:
 
     params: SamplingParams
     """Normalized."""
+    tables: TokenTables
+    """The token ids that `params` names."""
     seed: int
     """64 bits, unsigned."""
     prompt_token_ids: npt.NDArray[np.int32]

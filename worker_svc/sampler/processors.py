@@ -9,47 +9,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker_svc.sampler.metadata import SamplingRow
+from worker_svc.sampler.token_tables import BadWords
 
 
 def apply_processors(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]
+    logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: torch.Tensor
 ) -> None:
-    """Applies every processor to logits [num_rows, vocab_size] float32, in place."""
+    """Applies every processor to logits [num_rows, vocab_size] float32, in place.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        rows: One for each row of logits.
+        eos_token_ids: int64 [num_eos]: what `min_tokens` forbids beside a request's stop ids.
+    """
     for index, row in enumerate(rows):
-        row_logits = logits[index]
-        _allow(row_logits, row)
-        _mask_bad_words(row_logits, row)
-        _mask_stops(row_logits, row, eos_token_ids)
-        for token_id, bias in row.params.logit_bias:
-            row_logits[token_id] += bias
+        row_logits, tables = logits[index], row.tables
+        if tables.allowed is not None:
+            _allow(row_logits, tables.allowed)
+        if tables.bad_words is not None:
+            _mask_bad_words(row_logits, row.output_token_ids, tables.bad_words)
+        if tables.stops is not None and row.output_index < row.params.min_tokens:
+            row_logits[eos_token_ids] = -torch.inf
+            row_logits[tables.stops] = -torch.inf
+        if tables.biased is not None and tables.biases is not None:
+            row_logits.index_add_(0, tables.biased, tables.biases)
         _penalize(row_logits, row)
 
 
-def _allow(logits: torch.Tensor, row: SamplingRow) -> None:
-    if not row.params.allowed_token_ids:
-        return
-    allowed = torch.tensor(row.params.allowed_token_ids)
+def _allow(logits: torch.Tensor, allowed: torch.Tensor) -> None:
     kept = logits[allowed]
     logits.fill_(-torch.inf)
     logits[allowed] = kept
 
 
-def _mask_bad_words(logits: torch.Tensor, row: SamplingRow) -> None:
-    for word in row.params.bad_words_token_ids:
-        prefix = word[:-1]
-        tail = row.output_token_ids[len(row.output_token_ids) - len(prefix) :]
+def _mask_bad_words(
+    logits: torch.Tensor, output_token_ids: npt.NDArray[np.int32], words: BadWords
+) -> None:
+    num_outputs = len(output_token_ids)
+    tail = output_token_ids[max(0, num_outputs - words.prefix_lengths[-1]) :].tolist()
+    for length in words.prefix_lengths:
+        if length > num_outputs:
+            return
         # The last token is forbidden only where the output already ends with all before it.
-        if len(tail) == len(prefix) and tuple(tail.tolist()) == prefix:
-            logits[word[-1]] = -torch.inf
-
-
-def _mask_stops(logits: torch.Tensor, row: SamplingRow, eos_token_ids: Sequence[int]) -> None:
-    if row.output_index >= row.params.min_tokens:
-        return
-    logits[[*eos_token_ids, *row.params.stop_token_ids]] = -torch.inf
+        last_ids = words.by_prefix.get(tuple(tail[len(tail) - length :]))
+        if last_ids is not None:
+            logits[last_ids] = -torch.inf
 
 
 def _penalize(logits: torch.Tensor, row: SamplingRow) -> None:

@@ -27,7 +27,7 @@ class Sampler:
     """Sampler of one model; `eos_token_ids` are what `min_tokens` forbids."""
 
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.int64)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
         """One token for each row of logits [num_rows, vocab_size] float32, which it changes."""

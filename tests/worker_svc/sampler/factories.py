@@ -9,6 +9,7 @@ import numpy as np
 
 from pagewire.sampling_params import SamplingParams
 from worker_svc.sampler.metadata import SamplingRow
+from worker_svc.sampler.token_tables import TokenTables
 
 
 def make_row(
@@ -18,8 +19,10 @@ def make_row(
     seed: int = 0,
     **params: Any,
 ) -> SamplingRow:
+    normalized = SamplingParams(**params).normalized()
     return SamplingRow(
-        params=SamplingParams(**params).normalized(),
+        params=normalized,
+        tables=TokenTables.from_params(normalized),
         seed=seed,
         prompt_token_ids=np.array(prompt, dtype=np.int32),
         output_token_ids=np.array(output, dtype=np.int32),

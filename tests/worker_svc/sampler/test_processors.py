@@ -9,7 +9,7 @@ import torch
 from tests.worker_svc.sampler.factories import make_row
 from worker_svc.sampler.processors import apply_processors
 
-EOS = (2,)
+EOS = torch.tensor([2])
 
 
 def processed(values: list[float], **row: Any) -> list[float]:
@@ -55,6 +55,16 @@ def test_a_bad_word_is_masked_only_behind_its_beginning(output: list[int], maske
 
 def test_a_bad_word_of_one_token_is_always_masked() -> None:
     assert processed([0, 0], bad_words_token_ids=((1,),)) == [0, -math.inf]
+
+
+def test_bad_words_that_share_a_beginning_are_all_masked() -> None:
+    words = ((4, 0), (4, 1), (2,), (9, 9, 9, 3))
+    values = processed([0.0] * 5, bad_words_token_ids=words, output=[4])
+    assert [math.isinf(value) for value in values] == [True, True, True, False, False]
+
+
+def test_biases_of_one_token_add_up() -> None:
+    assert processed([1, 2], logit_bias=((1, 1.0), (1, 0.5))) == [1, 3.5]
 
 
 def test_rows_do_not_touch_each_other() -> None:
