@@ -55,8 +55,7 @@ MAX_BACKOFF_S = 2.0
 STALL_RETRY_S = 0.1
 MAX_STEPS_IN_FLIGHT = 2
 """With asynchronous scheduling: one runs, one is queued behind it."""
-MAX_FAILED_STEPS_IN_A_ROW = 3
-"""After as many, lost workers counted too, the requests of the failing step are ended."""
+SUSPECTED_MESSAGE = "workers failed again and again on this request"
 
 log = get_logger("scheduler_svc.engine_core")
 
@@ -141,7 +140,7 @@ class EngineCore:
         self._client_ids = count(1)
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
-        self._is_draining = False
+        self._drain_ends_s: float | None = None
         self._in_flight: deque[_StepInFlight] = deque()
         self._max_in_flight = MAX_STEPS_IN_FLIGHT if config.scheduler.async_scheduling else 1
         self._follows_work = False
@@ -158,6 +157,8 @@ class EngineCore:
         client_id = next(self._client_ids)
         self._sinks[client_id] = sink
         sink.set_recovering(self.state is EngineState.RECOVERING)
+        if self._drain_ends_s is not None:
+            sink.set_draining(max(0.0, self._drain_ends_s - self._clock()))
         return client_id
 
     def detach(self, client_id: int, request_ids: Iterable[str]) -> None:
@@ -173,7 +174,7 @@ class EngineCore:
         Raises:
             PagewireError: It is refused.
         """
-        if self._is_draining:
+        if self._drain_ends_s is not None:
             raise ServiceUnavailableError("the engine is going away", reason="DRAINING")
         self._require_scheduler().add_request(request, self._clock())
         self._idle.clear()
@@ -239,7 +240,7 @@ class EngineCore:
         What has not finished by then ends here without a word to its client but the end of its
         stream: a gateway takes it elsewhere.
         """
-        self._is_draining = True
+        self._drain_ends_s = self._clock() + timeout_s
         for sink in list(self._sinks.values()):
             sink.set_draining(timeout_s)
         if self._scheduler is not None and self._scheduler.has_requests:
@@ -415,11 +416,10 @@ class EngineCore:
         output = self._in_flight[0].output
         self._num_failed_steps += 1
         log.error("step_failed", step=output.step, reason=reason, in_a_row=self._num_failed_steps)
-        if self._num_failed_steps >= MAX_FAILED_STEPS_IN_A_ROW:
-            self._num_failed_steps = 0
-            ids = [request.request_id for request in output.requests]
-            message = "the worker failed on this request's step several times"
-            self._put_finished(scheduler.finish_requests(ids, FAILED, message))
+        ids = scheduler.suspect_step(output)
+        if ids:
+            log.error("requests_suspected", request_ids=ids)
+            self._put_finished(scheduler.finish_requests(ids, FAILED, SUSPECTED_MESSAGE))
             self._note_idle(scheduler)
 
     def _on_worker_lost(self, reason: str) -> None:

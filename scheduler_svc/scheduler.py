@@ -32,6 +32,7 @@ from scheduler_svc.pause import PauseState
 from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
 from scheduler_svc.request_queue import create_request_queue
 from scheduler_svc.stop import FinishReason, Stop, check_stop
+from scheduler_svc.suspicion import Suspects
 
 ABORTED = Stop(FinishReason.ABORT)
 FAILED = Stop(FinishReason.ERROR)
@@ -98,6 +99,7 @@ class Scheduler:
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
         self._newly_scheduled: list[Request] = []
+        self._suspects = Suspects()
         self._step = 0
         self._num_preemptions = 0
         self._num_watermark_blocks = int(limits.watermark * limits.num_blocks)
@@ -152,6 +154,7 @@ class Scheduler:
         check_queue(core_request, self._waiting, self.limits)
         request = Request(core_request, self.limits, now_s)
         self._requests[request.request_id] = request
+        self._suspects.add(request, core_request.num_suspicions)
         self._waiting.add(request)
         return request
 
@@ -235,7 +238,16 @@ class Scheduler:
                 _outputs_for(outputs, request, step).finished.append(finished)
         if any_finished:
             self._drop_finished_from_running()
+        self._suspects.clear_passed(output.requests)
         return outputs
+
+    def suspect_step(self, output: SchedulerOutput) -> list[str]:
+        """Suspect the requests of a step that the worker died of, or that failed as a whole.
+
+        Returns:
+            Ids of requests that were suspected too often and are to be ended.
+        """
+        return self._suspects.suspect(output.requests)
 
     def preempt_all(self) -> int:
         """Drop the KV of everything that runs and keep its tokens: the worker's cache is gone.
@@ -362,6 +374,8 @@ class Scheduler:
             request = self._waiting.peek()
             if request.num_output_placeholders > 0:
                 return  # a preempted one: its tokens under way come first
+            if self._suspects and not self._suspects.may_join(request, self._running):
+                return
             hit = self.kv_cache.get_computed_blocks(request)
             num_new = self._num_pending_tokens(request, hit.num_tokens)
             if num_new > plan.token_budget and not self.limits.enable_chunked_prefill:
@@ -465,6 +479,7 @@ class Scheduler:
         request.status = FINISHED_STATUS[stop.reason]
         request.dropped_through_step = inf
         del self._requests[request.request_id]
+        self._suspects.forget(request)
         return FinishedRequest(
             request_id=request.request_id,
             reason=stop.reason,

@@ -43,6 +43,7 @@ def make_core_request(
     if isinstance(prompt, int):
         prompt = [(number * 7 + 13 * i) % EOS for i in range(prompt)]
     own = {"client_id", "output_token_ids", "is_resumed", "priority", "cache_salt", "lora_digest"}
+    own.add("num_suspicions")
     arrival_time_s = overrides.pop("arrival_time_s", float(number))
     params = {"max_tokens": 8} | {k: v for k, v in overrides.items() if k not in own}
     return EngineCoreRequest(

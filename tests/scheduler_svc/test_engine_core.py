@@ -253,6 +253,28 @@ async def test_a_request_whose_step_always_fails_is_ended_and_others_go_on():
     assert engine.client.finished[good].reason is not FinishReason.ERROR
 
 
+async def test_two_workers_that_die_in_a_row_end_no_innocent_request():
+    async with running() as engine:
+        engine.executor.go_on.clear()
+        ids = [engine.add([*PROMPT, number], max_tokens=6, ignore_eos=True) for number in range(4)]
+        for times in (2, 3):
+            await engine.executor.wait_in_flight(1)
+            engine.executor.lose()
+            await engine.wait_state(EngineState.READY, times)
+        engine.executor.go_on.set()
+        await engine.client.wait_finished(*ids)
+    for number, request_id in enumerate(ids):
+        assert engine.client.token_ids[request_id] == expected_output([*PROMPT, number], 6)
+
+
+async def test_a_client_that_comes_during_a_drain_is_told_so():
+    async with running() as engine:
+        await engine.core.drain(timeout_s=0)
+        late = FakeClient()
+        engine.core.attach(late)
+    assert late.draining == [0]
+
+
 async def test_the_prefix_cache_can_be_reset_between_steps():
     async with running() as engine:
         first = engine.add(max_tokens=1)
