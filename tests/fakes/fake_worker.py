@@ -125,14 +125,23 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.steps.append(step)
         if self.fail_next_steps > 0:
             self.fail_next_steps -= 1
-            return worker_pb2.ExecuteResponse(
-                failed=worker_pb2.StepFailed(step=step.step, reason="TEST", message="on purpose")
-            )
+            return self._fail(step, "on purpose")
+        if not self._requests.keys() >= set(step.handles) - {
+            new.handle for new in step.new_requests
+        }:
+            return self._fail(step, "a handle is not known")
         return worker_pb2.ExecuteResponse(output=self._run(step))
+
+    def _fail(self, step: worker_pb2.SchedulerOutput, why: str) -> worker_pb2.ExecuteResponse:
+        """Fail a step and forget, as a worker does, every request that it names."""
+        for handle in (*step.handles, *step.finished_handles, *step.preempted_handles):
+            self._requests.pop(handle, None)
+        failed = worker_pb2.StepFailed(step=step.step, reason="TEST", message=why)
+        return worker_pb2.ExecuteResponse(failed=failed)
 
     def _run(self, step: worker_pb2.SchedulerOutput) -> worker_pb2.ModelRunnerOutput:
         for handle in (*step.finished_handles, *step.preempted_handles):
-            del self._requests[handle]
+            self._requests.pop(handle, None)  # a failed step may have forgotten it
         for new in step.new_requests:
             self._requests[new.handle] = _Request(new)
         rows = [self._requests[handle] for handle in step.handles]

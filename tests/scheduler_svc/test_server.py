@@ -7,10 +7,11 @@ from prometheus_client import generate_latest
 
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import InvalidRequestError, from_rpc_error
-from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.server import SERVICE_NAME, SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
 from tests.scheduler_svc.conftest import make_service_config, wait_ready
+from tests.scheduler_svc.sim_model import expected_output
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -60,6 +61,35 @@ async def test_a_refused_configuration_ends_the_service_with_its_reason():
             await server.run_until(asyncio.Event().wait())
     await server.stop()
     await worker.stop()
+
+
+async def test_a_step_that_fails_costs_neither_the_worker_nor_a_token(stack):
+    events = stack.core.kv_events
+    prompts = [[number, *range(20)] for number in range(4)]
+    params = common_pb2.SamplingParams(max_tokens=40, ignore_eos=True)
+    calls = [
+        aiter(
+            stack.stub.Generate(
+                scheduler_pb2.SchedulerServiceGenerateRequest(
+                    prompt_token_ids=prompt, sampling_params=params
+                ),
+                timeout=20,
+            )
+        )
+        for prompt in prompts
+    ]
+    first = [await anext(call) for call in calls]
+    stack.worker.fail_next_steps = 1
+    for prompt, message, call in zip(prompts, first, calls, strict=True):
+        token_ids = list(message.token_ids)
+        async for message in call:
+            token_ids += message.token_ids
+        assert token_ids == expected_output(prompt, 40)
+    assert stack.worker.fail_next_steps == 0
+    assert stack.worker.num_initialized == 1
+    assert stack.core.counters.num_workers_lost == 0
+    # What was computed before the failure is still there.
+    assert not any(batch.all_cleared for batch in events._batches)
 
 
 async def test_figures_are_exposed_for_prometheus(stack):
