@@ -88,8 +88,16 @@ class Stack:
     @property
     def scheduler_target(self) -> str:
         """Address of the scheduler, which is internal."""
+        return self._scheduler_flag("--listen=")
+
+    @property
+    def scheduler_admin_target(self) -> str:
+        """Address for the scheduler's administration, which is internal too."""
+        return self._scheduler_flag("--admin-listen=")
+
+    def _scheduler_flag(self, name: str) -> str:
         flags = self.child("scheduler_svc").cmdline()
-        return next(flag.partition("=")[2] for flag in flags if flag.startswith("--listen="))
+        return next(flag.partition("=")[2] for flag in flags if flag.startswith(name))
 
     def stderr(self) -> str:
         return (self.base / "stderr.txt").read_text()
