@@ -38,9 +38,9 @@ class SchedulerLimits:
     """Admit a request only if blocks for its whole sequence fit now, not just its first chunk."""
     watermark: float = 0.0
     """Fraction of the pool that admissions leave free while something else runs."""
-    max_num_queued_requests: int = 2048
+    max_num_queued_requests: int = 10_000
     """Most waiting requests; more are refused."""
-    max_num_queued_tokens: int = 16_777_216
+    max_num_queued_tokens: int = 20_000_000
     """Most tokens of waiting requests together; more are refused."""
     policy: str = "fcfs"
     """Order of the waiting queue and choice of preemption victims."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum
 
 from pagewire.block_hash import hash_block
 from pagewire.sampling_params import SamplingParams
@@ -16,8 +16,8 @@ from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.stop import FinishReason, StopRules
 
 
-class RequestStatus(IntEnum):
-    """Where a request is in its life; everything from FINISHED_STOPPED on is final."""
+class RequestStatus(Enum):
+    """Where a request is in its life."""
 
     WAITING = 0
     RUNNING = 1
@@ -29,7 +29,7 @@ class RequestStatus(IntEnum):
 
     @property
     def is_finished(self) -> bool:
-        return self >= RequestStatus.FINISHED_STOPPED
+        return self in FINAL_STATUSES
 
 
 FINISHED_STATUS = {
@@ -38,6 +38,8 @@ FINISHED_STATUS = {
     FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
     FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
 }
+
+FINAL_STATUSES = frozenset(FINISHED_STATUS.values())
 
 
 @dataclass(frozen=True, slots=True)

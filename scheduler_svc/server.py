@@ -13,11 +13,10 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from pagewire.kit.admin import AdminServicer
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
-from pagewire.v1 import admin_pb2_grpc, scheduler_pb2_grpc
+from pagewire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig
 from scheduler_svc.engine_core import EngineCore, EngineState
 from scheduler_svc.engine_stream import SchedulerIdentity
@@ -52,7 +51,6 @@ class SchedulerServer:
             [lambda s: scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, s)],
             [
                 lambda s: scheduler_pb2_grpc.add_EngineAdminServiceServicer_to_server(admin, s),
-                lambda s: admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(), s),
             ],
         )
         self.server.registry.register(EngineCollector(self.core))
@@ -107,8 +105,9 @@ class SchedulerServer:
                 return
             reason = "" if state is EngineState.READY else "no worker is ready"
             await self.server.set_serving(state is EngineState.READY, reason)
-            if state is EngineState.READY:
-                # Blocks and modules live as long as the process: no collection need walk them.
+            if state is EngineState.READY and gc.get_freeze_count() == 0:
+                # Once, when nobody waits for a token yet: blocks and modules live as long as the
+                # process, so no collection need walk them.
                 gc.collect()
                 gc.freeze()
 
