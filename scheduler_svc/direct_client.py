@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from pagewire.kit.errors import InternalError, PagewireError
+from pagewire.kit.errors import PagewireError
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
 from scheduler_svc.request import EngineCoreRequest
@@ -52,7 +52,7 @@ class DirectClient:
             if end is None and self._error is not None:
                 raise self._error
             if end is not None and end.reason is FinishReason.ERROR:
-                raise InternalError(end.message, reason="REQUEST_FAILED")
+                raise end.error()
             if token_ids or end is not None:
                 yield token_ids, end
             if end is not None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pagewire.kit.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
-    InternalError,
     InvalidRequestError,
     PagewireError,
     QueueFullError,
@@ -193,8 +192,7 @@ class GatewaySession:
             if handle is None:
                 continue
             if end.reason is FinishReason.ERROR:
-                error = InternalError(end.message or "the request failed", reason="REQUEST_FAILED")
-                self._frame.errors.append(convert.request_error(handle, error))
+                self._frame.errors.append(convert.request_error(handle, end.error()))
             else:
                 self._outputs.add_finished(handle, end)
         self._touch()

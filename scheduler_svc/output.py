@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pagewire.kit.errors import InternalError, InvalidRequestError, PagewireError
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.request import Request
 from scheduler_svc.stop import FinishReason
+
+# Reasons of a worker's rows that lie in the request's own parameters: trying again is no use.
+_REQUEST_FAULTS = frozenset({"EMPTY_MASK"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,16 @@ class LogprobRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RowError:
+    """Why a request cannot go on."""
+
+    reason: str
+    """Machine-readable."""
+    message: str
+    """For the client."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """The worker's answer to one step."""
 
@@ -94,8 +108,8 @@ class ModelRunnerOutput:
     """By row of the step; empty for a prompt that is not computed to its end yet."""
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     """By row, where asked for."""
-    errors: Mapping[int, str] = field(default_factory=dict)
-    """By row: requests that the model could not go on with, and a message fit for the client."""
+    errors: Mapping[int, RowError] = field(default_factory=dict)
+    """By row: requests that the model could not go on with."""
     forward_ns: int = 0
     sample_ns: int = 0
     idle_ns: int = 0
@@ -114,8 +128,17 @@ class FinishedRequest:
     """Prompt tokens found in the prefix cache at the first admission."""
     eos_token_id: int | None = None
     stop_token_id: int | None = None
+    error_reason: str = "REQUEST_FAILED"
+    """Machine-readable, if `reason` is ERROR."""
     message: str = ""
     """Why, if `reason` is ERROR."""
+
+    def error(self) -> PagewireError:
+        """Return what the client gets if `reason` is ERROR."""
+        message = self.message or "the request failed"
+        if self.error_reason in _REQUEST_FAULTS:
+            return InvalidRequestError(message, reason=self.error_reason)
+        return InternalError(message, reason=self.error_reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,8 @@ class Scheduler:
                 client.request_ids.append(request.request_id)
                 client.new_token_ids.append(token_ids)
             elif row in result.errors:
-                stop, message = FAILED, result.errors[row]
+                error = result.errors[row]
+                stop, message = Stop(FinishReason.ERROR, error_reason=error.reason), error.message
                 self.kv_cache.uncache_since(request, step)
             elif draws:
                 # Nothing would ever schedule it again.
@@ -488,6 +489,7 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             eos_token_id=stop.eos_token_id,
             stop_token_id=stop.stop_token_id,
+            error_reason=stop.error_reason,
             message=message,
         )
 

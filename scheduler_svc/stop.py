@@ -41,6 +41,8 @@ class Stop:
     eos_token_id: int | None = None
     stop_token_id: int | None = None
     """vLLM's `stop_reason`: set for stop token ids, not for end-of-sequence tokens."""
+    error_reason: str = "REQUEST_FAILED"
+    """Machine-readable, if `reason` is ERROR."""
 
 
 LENGTH_STOP = Stop(FinishReason.LENGTH)

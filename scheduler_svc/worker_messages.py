@@ -11,7 +11,13 @@ from itertools import accumulate, chain, count, pairwise
 from pagewire import wire
 from pagewire.v1 import common_pb2, worker_pb2
 from scheduler_svc.executor import WorkerFacts
-from scheduler_svc.output import LogprobRows, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from scheduler_svc.output import (
+    LogprobRows,
+    ModelRunnerOutput,
+    NewRequestData,
+    RowError,
+    SchedulerOutput,
+)
 
 
 class StepEncoder:
@@ -88,10 +94,7 @@ def decode_output(
         step=engine_step,
         sampled_token_ids=[token_ids[start:end] for start, end in pairwise(ends)],
         logprobs=_decode_logprobs(message, row_of),
-        errors={
-            row_of[handle]: reason
-            for handle, reason in zip(message.failed_handles, message.failed_reasons, strict=True)
-        },
+        errors=_decode_errors(message, row_of),
         forward_ns=message.timings.forward_ns,
         sample_ns=message.timings.sample_ns,
         idle_ns=message.timings.idle_ns,
@@ -116,6 +119,16 @@ def decode_facts(result: worker_pb2.InitializeResult) -> WorkerFacts:
 
 def _is_sparse(message: worker_pb2.ModelRunnerOutput) -> bool:
     return bool(message.failed_handles or message.logprob_handles)
+
+
+def _decode_errors(
+    message: worker_pb2.ModelRunnerOutput, row_of: dict[int, int]
+) -> dict[int, RowError]:
+    columns = message.failed_handles, message.failed_reasons, message.failed_messages
+    return {
+        row_of[handle]: RowError(reason, text)
+        for handle, reason, text in zip(*columns, strict=True)
+    }
 
 
 def _decode_logprobs(

@@ -198,7 +198,8 @@ def _output(done: StepDone) -> worker_pb2.ModelRunnerOutput:
         sampled_counts=output.num_sampled,
         sampled_token_ids=output.sampled_token_ids,
         failed_handles=[row.handle for row in output.failed],
-        failed_reasons=[row.reason for row in output.failed],
+        failed_reasons=[row.failure.reason for row in output.failed],
+        failed_messages=[row.failure.message for row in output.failed],
         timings=worker_pb2.WorkerTimings(
             idle_ns=done.idle_ns,
             prepare_ns=timings.prepare_ns,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pagewire.sampling_params import SamplingParams
 from worker_svc.sampler.metadata import SamplingRow
 from worker_svc.sampler.token_tables import TokenTables
-from worker_svc.step import NewRequest, SchedulerOutput
+from worker_svc.step import NewRequest, RowFailure, SchedulerOutput
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,7 +48,7 @@ class RequestState:
     """Grows by doubling; the first `num_tokens` are meant."""
     block_ids: npt.NDArray[np.int32]
     """Grows by doubling; the first `num_blocks` are meant."""
-    failure: str | None = None
+    failure: RowFailure | None = None
     """Why no later step can sample for it."""
     tables: TokenTables | None = None
     """Made when it first samples."""

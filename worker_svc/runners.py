@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagewire.engine_config import EngineConfig
+from worker_svc.sampler.version import SAMPLER_VERSION
 from worker_svc.sim.sampling import SAMPLER_VERSION as SIM_SAMPLER_VERSION
 from worker_svc.step import Runner
 
 RunnerFactory = Callable[[EngineConfig], Runner]
 
-TORCH_SAMPLER_VERSION = "philox-1"
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -58,7 +58,7 @@ def describe_runner(config: EngineConfig) -> RunnerDescription:
     """What `make_runner` gives for `config`."""
     if config.device.device == "sim":
         return RunnerDescription("sim", "sim", SIM_SAMPLER_VERSION, needs_memory=False)
-    return RunnerDescription("cpu", "torch", TORCH_SAMPLER_VERSION, needs_memory=True)
+    return RunnerDescription("cpu", "torch", SAMPLER_VERSION, needs_memory=True)
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:

@@ -65,12 +65,31 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RowFailure:
+    """Why a row gets no token."""
+
+    reason: str
+    """Machine-readable: upper snake case, for ErrorInfo."""
+    message: str
+    """For people; clients see it."""
+
+
+NAN_LOGITS = RowFailure(
+    "NAN_LOGITS", "the model computed no valid numbers for the next token of this request"
+)
+EMPTY_MASK = RowFailure(
+    "EMPTY_MASK",
+    "no token may be drawn: allowed_token_ids, bad_words, logit_bias and min_tokens (with the stop "
+    "tokens) together forbid every token",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class FailedRow:
     """A request that cannot go on; each later step that schedules it fails it again."""
 
     handle: int
-    reason: str
-    """Upper snake case, for ErrorInfo: `NAN_LOGITS`, `EMPTY_MASK`."""
+    failure: RowFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,17 +209,17 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Columns: token id and what is added to its logit, in [-100, 100]."""
+        """Columns: token id and what is added to its logit, in [-100, 100]; at most 1024."""
 
     @_builtins.property
     def logit_bias_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """If not empty, only these can be drawn."""
+        """If not empty, only these can be drawn; at most 16384."""
 
     @_builtins.property
     def bad_word_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token sequences that the output must not hold: lengths, and all ids one after another."""
+        """Token sequences that the output must not hold, at most 256 of 64 ids: lengths, and all ids one after another."""
 
     @_builtins.property
     def bad_word_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

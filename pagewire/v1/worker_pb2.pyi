@@ -615,6 +615,7 @@ class ModelRunnerOutput(_message.Message):
     LOGPROB_HANDLES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    FAILED_MESSAGES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     @_builtins.property
     def sampled_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -626,7 +627,7 @@ class ModelRunnerOutput(_message.Message):
 
     @_builtins.property
     def failed_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rows that failed alone (such as NaN logits): their handle and what to tell the client."""
+        """Columns: rows that failed alone (such as NaN logits): their handle, and why, machine-readable."""
 
     @_builtins.property
     def failed_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -638,6 +639,10 @@ class ModelRunnerOutput(_message.Message):
     def logprobs(self) -> _common_pb2.LogprobColumns: ...
     @_builtins.property
     def timings(self) -> Global___WorkerTimings: ...
+    @_builtins.property
+    def failed_messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Column beside failed_handles: what to tell the client."""
+
     def __init__(
         self,
         *,
@@ -649,10 +654,11 @@ class ModelRunnerOutput(_message.Message):
         logprob_handles: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _common_pb2.LogprobColumns | None = ...,
         timings: Global___WorkerTimings | None = ...,
+        failed_messages: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_handles", b"failed_handles", "failed_reasons", b"failed_reasons", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "sampled_counts", b"sampled_counts", "sampled_token_ids", b"sampled_token_ids", "step", b"step", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_handles", b"failed_handles", "failed_messages", b"failed_messages", "failed_reasons", b"failed_reasons", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "sampled_counts", b"sampled_counts", "sampled_token_ids", b"sampled_token_ids", "step", b"step", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

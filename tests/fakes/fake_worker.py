@@ -161,6 +161,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             sampled_token_ids=[token_id for token_ids in sampled for token_id in token_ids],
             failed_handles=failed,
             failed_reasons=["NAN_LOGITS"] * len(failed),
+            failed_messages=["no number"] * len(failed),
         )
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pagewire.kit.errors import InternalError, ServiceUnavailableError
+from pagewire.kit.errors import InternalError, InvalidRequestError, ServiceUnavailableError
 from scheduler_svc.direct_client import DirectClient
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
@@ -41,6 +41,17 @@ async def test_a_failed_request_raises():
     client.put_finished([FinishedRequest("r", FinishReason.ERROR, 1, 0, 0, message="bad row")])
     with pytest.raises(InternalError, match="bad row"):
         await anext(client.stream())
+
+
+async def test_a_request_that_forbids_every_token_is_told_that_it_is_at_fault():
+    client = make_client()
+    end = FinishedRequest(
+        "r", FinishReason.ERROR, 1, 0, 0, error_reason="EMPTY_MASK", message="no token"
+    )
+    client.put_finished([end])
+    with pytest.raises(InvalidRequestError, match="no token") as caught:
+        await anext(client.stream())
+    assert caught.value.reason == "EMPTY_MASK"
 
 
 async def test_an_engine_that_goes_away_raises_why():

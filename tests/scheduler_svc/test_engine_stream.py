@@ -172,7 +172,8 @@ async def test_a_row_that_failed_is_an_error_of_its_request_only(stack):
     await gateway.add(2, PROMPT)
     await gateway.read_finished(2)
     await gateway.read_until(lambda: 1 in gateway.errors)
-    assert gateway.errors[1].code == 13
+    error = gateway.errors[1]
+    assert (error.code, error.reason, error.message) == (13, "NAN_LOGITS", "no number")
 
 
 async def test_a_deadline_ends_a_request(stack):

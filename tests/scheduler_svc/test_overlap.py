@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.output import ModelRunnerOutput
+from scheduler_svc.output import ModelRunnerOutput, RowError
 from scheduler_svc.request import RequestStatus
 from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.factories import EOS, add, make_scheduler, sample, scheduled, step
@@ -187,10 +187,13 @@ def test_a_row_that_failed_ends_its_request_and_the_next_step_is_ignored():
     request = add(scheduler, 10)
     first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
     outputs = scheduler.update_from_output(
-        first, ModelRunnerOutput(first.step, [[]], errors={0: "not a number"})
+        first,
+        ModelRunnerOutput(first.step, [[]], errors={0: RowError("NAN_LOGITS", "not a number")}),
     )
     assert finish_reasons(outputs) == [FinishReason.ERROR]
-    failed = ModelRunnerOutput(second.step, [[]], errors={0: "not a number"})
+    failed = ModelRunnerOutput(
+        second.step, [[]], errors={0: RowError("NAN_LOGITS", "not a number")}
+    )
     assert scheduler.update_from_output(second, failed) == {}
     assert request.output_token_ids == []
 
@@ -203,7 +206,9 @@ def test_a_row_may_fail_after_its_request_was_preempted():
     scheduler.schedule(0.0)
     assert second.status is RequestStatus.PREEMPTED
     assert scheduler.kv_cache.get_computed_blocks(second).num_tokens == 8
-    result = ModelRunnerOutput(under_way.step, [[1], []], errors={1: "not a number"})
+    result = ModelRunnerOutput(
+        under_way.step, [[1], []], errors={1: RowError("NAN_LOGITS", "not a number")}
+    )
     outputs = scheduler.update_from_output(under_way, result)
     scheduler.check_integrity()
     assert finish_reasons(outputs) == [FinishReason.ERROR]

@@ -1,7 +1,7 @@
 import pytest
 
 from pagewire.kit.errors import AlreadyExistsError, InvalidRequestError, QueueFullError
-from scheduler_svc.output import ModelRunnerOutput
+from scheduler_svc.output import ModelRunnerOutput, RowError
 from scheduler_svc.request import RequestStatus
 from scheduler_svc.stop import FinishReason, Stop
 from tests.scheduler_svc.factories import (
@@ -444,7 +444,7 @@ def test_a_row_that_failed_ends_its_request_only():
     bad, good = add(scheduler, 5), add(scheduler, 5)
     output = scheduler.schedule(0.0)
     outputs = scheduler.update_from_output(
-        output, ModelRunnerOutput(1, [[], [7]], errors={0: "not a number"})
+        output, ModelRunnerOutput(1, [[], [7]], errors={0: RowError("NAN_LOGITS", "not a number")})
     )
     (end,) = outputs[0].finished
     assert (end.request_id, end.reason, end.message) == (

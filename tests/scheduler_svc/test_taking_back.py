@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.output import ModelRunnerOutput
+from scheduler_svc.output import ModelRunnerOutput, RowError
 from scheduler_svc.request import RequestStatus
 from tests.scheduler_svc.factories import add, make_scheduler, scheduled, step
 
@@ -88,7 +88,9 @@ def test_what_a_failed_row_cached_is_not_found():
     scheduler = make_scheduler()
     add(scheduler, SHARED)
     output = scheduler.schedule(1.0)
-    scheduler.update_from_output(output, ModelRunnerOutput(1, [[]], errors={0: "not a number"}))
+    scheduler.update_from_output(
+        output, ModelRunnerOutput(1, [[]], errors={0: RowError("NAN_LOGITS", "not a number")})
+    )
     assert hit_tokens(scheduler, add(scheduler, [*SHARED, 1])) == 0
     scheduler.check_integrity()
 
@@ -98,7 +100,9 @@ def test_what_a_request_cached_before_its_row_failed_stays():
     request = add(scheduler, SHARED)
     step(scheduler)
     output = scheduler.schedule(1.0)
-    result = ModelRunnerOutput(output.step, [[]], errors={0: "not a number"})
+    result = ModelRunnerOutput(
+        output.step, [[]], errors={0: RowError("NAN_LOGITS", "not a number")}
+    )
     scheduler.update_from_output(output, result)
     assert request.status is RequestStatus.FINISHED_ERROR
     assert hit_tokens(scheduler, add(scheduler, [*SHARED, 1])) == 12

@@ -12,6 +12,7 @@ from scheduler_svc.executor import (
     WorkerLostError,
     WorkerUnavailableError,
 )
+from scheduler_svc.output import RowError
 from scheduler_svc.worker_client import GrpcExecutor, resolve_workers
 from tests.fakes.fake_worker import FakeWorker
 from tests.scheduler_svc.factories import add, make_scheduler
@@ -107,7 +108,7 @@ async def test_a_row_that_failed_is_reported_by_row():
         worker.failing_request_ids = {"bad"}
         await ready(executor)
         result = await run_step(executor, scheduler.schedule(0.0))
-    assert result.errors == {1: "NAN_LOGITS"}
+    assert result.errors == {1: RowError("NAN_LOGITS", "no number")}
     assert [len(token_ids) for token_ids in result.sampled_token_ids] == [1, 0]
 
 

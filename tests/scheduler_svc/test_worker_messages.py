@@ -1,6 +1,7 @@
 import pytest
 
 from pagewire.v1 import common_pb2, worker_pb2
+from scheduler_svc.output import RowError
 from scheduler_svc.worker_messages import StepEncoder, decode_output
 from tests.scheduler_svc.factories import add, make_scheduler, step
 
@@ -60,11 +61,12 @@ def test_an_answer_is_split_into_rows():
         sampled_token_ids=[7, 8, 9],
         failed_handles=[6],
         failed_reasons=["NAN_LOGITS"],
+        failed_messages=["no number"],
         timings=worker_pb2.WorkerTimings(forward_ns=5, sample_ns=6, idle_ns=7),
     )
     result = decode_output(message, encoded([5, 6, 7]), 9)
     assert [list(token_ids) for token_ids in result.sampled_token_ids] == [[7], [], [8, 9]]
-    assert result.errors == {1: "NAN_LOGITS"}
+    assert result.errors == {1: RowError("NAN_LOGITS", "no number")}
     assert (result.forward_ns, result.sample_ns, result.idle_ns) == (5, 6, 7)
 
 

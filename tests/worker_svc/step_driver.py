@@ -109,7 +109,7 @@ class StepDriver:
         assert list(output.handles) == [request.handle for request in live]
         assert output.step == self._step
         sampled = iter(output.sampled_token_ids)
-        failures = {row.handle: row.reason for row in output.failed}
+        failures = {row.handle: row.failure.reason for row in output.failed}
         for request, num_tokens, num_sampled in zip(
             live, scheduled, output.num_sampled, strict=True
         ):

@@ -12,7 +12,7 @@ from worker_svc.calls import InitializeResult
 from worker_svc.lease import Lease
 from worker_svc.model_load import LoadedModel, LoadProgress
 from worker_svc.runners import describe_runner
-from worker_svc.step import FailedRow, LogprobColumns, ModelRunnerOutput, StepTimings
+from worker_svc.step import FailedRow, LogprobColumns, ModelRunnerOutput, RowFailure, StepTimings
 from worker_svc.step_executor import StepDone
 
 
@@ -40,7 +40,7 @@ def test_failed_rows_and_logprobs_keep_their_places() -> None:
         handles=[10, 11, 12],
         num_sampled=[1, 0, 2],
         sampled_token_ids=[5, 6, 7],
-        failed=[FailedRow(11, "NAN_LOGITS")],
+        failed=[FailedRow(11, RowFailure("NAN_LOGITS", "no number"))],
         logprobs=LogprobColumns(
             counts=[0, 1, 3],
             token_ids=[6, 7, 8, 7],
@@ -52,6 +52,7 @@ def test_failed_rows_and_logprobs_keep_their_places() -> None:
     message = convert.execute_response(4, StepDone(output, idle_ns=8)).output
     assert list(message.sampled_counts) == [1, 0, 2]
     assert (list(message.failed_handles), list(message.failed_reasons)) == ([11], ["NAN_LOGITS"])
+    assert list(message.failed_messages) == ["no number"]
     assert list(message.logprob_handles) == [12]
     assert message.logprobs == common_pb2.LogprobColumns(
         logprobs=[-0.5, -1.0],

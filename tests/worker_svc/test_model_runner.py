@@ -226,7 +226,7 @@ def test_a_failed_request_fails_again_until_it_is_finished(tmp_path: Path) -> No
     request = NewRequest(1, "request", [token_id, 1], [], GREEDY, 0, [1])
     runner.execute(SchedulerOutput(1, [request], [1], [2], [0]))
     output = runner.execute(SchedulerOutput(2, [], [1], [1], [0]))
-    assert [(row.handle, row.reason) for row in output.failed] == [(1, "NAN_LOGITS")]
+    assert [(row.handle, row.failure.reason) for row in output.failed] == [(1, "NAN_LOGITS")]
     assert list(output.num_sampled) == [0]
 
 

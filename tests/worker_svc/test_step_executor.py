@@ -9,7 +9,7 @@ import pytest
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.harness import ScriptedRunner
-from worker_svc.step import FailedRow, ModelRunnerOutput, NewRequest, SchedulerOutput
+from worker_svc.step import NAN_LOGITS, FailedRow, ModelRunnerOutput, NewRequest, SchedulerOutput
 from worker_svc.step_executor import StepDone, StepExecutor, StepFailure, StepLimits
 
 LIMITS = StepLimits(
@@ -143,7 +143,7 @@ def test_sampled_tokens_can_be_scheduled_and_no_more(executor: StepExecutor) -> 
 class OneRowFails(ScriptedRunner):
     def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         output = super().execute(scheduler_output)
-        failed = [FailedRow(1, "NAN_LOGITS")] if 1 in scheduler_output.handles else []
+        failed = [FailedRow(1, NAN_LOGITS)] if 1 in scheduler_output.handles else []
         counts = [0 if handle == 1 else 1 for handle in output.handles]
         return replace(
             output, num_sampled=counts, sampled_token_ids=[9] * sum(counts), failed=failed

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pagewire.sampling_params import SamplingParams
 from worker_svc.sampler.token_tables import TokenTables
+from worker_svc.step import RowFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class SamplerOutput:
     """One entry a row, in the order of the rows."""
 
     token_ids: npt.NDArray[np.int64]
-    failures: Sequence[str | None]
-    """Reason why a row has no token; its token id means nothing then."""
+    failures: Sequence[RowFailure | None]
+    """Why a row has no token; its token id means nothing then."""
     logprobs: Sequence[TokenLogprobs | None]
 
 

@@ -18,9 +18,7 @@ from worker_svc.sampler.metadata import SamplerOutput, SamplingRow, TokenLogprob
 from worker_svc.sampler.philox import uniforms
 from worker_svc.sampler.processors import apply_processors
 from worker_svc.sampler.truncation import lowest_survivor, survivor_weights
-
-NAN_LOGITS = "NAN_LOGITS"
-EMPTY_MASK = "EMPTY_MASK"
+from worker_svc.step import EMPTY_MASK, NAN_LOGITS, RowFailure
 
 
 class Sampler:
@@ -88,7 +86,7 @@ def _draw(
     return token_ids
 
 
-def _non_finite_rows(logits: torch.Tensor) -> list[str | None]:
+def _non_finite_rows(logits: torch.Tensor) -> list[RowFailure | None]:
     """NaN or +inf anywhere in a row shows in its maximum."""
     finite = logits.amax(dim=-1) < torch.inf
     return [None if ok else NAN_LOGITS for ok in finite.tolist()]

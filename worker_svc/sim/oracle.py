@@ -49,16 +49,18 @@ def expected_output(
 def _tokens(
     prompt_token_ids: Iterable[int], params: SamplingParams, vocabulary: SimVocabulary
 ) -> Iterator[int]:
-    """Output tokens without end."""
+    """Output tokens without end, or up to the one for which none is allowed."""
     context = _Context()
     for token_id in prompt_token_ids:
         context.append(token_id)
     output_index = 0
     seed = (params.seed or 0) & MASK
     while True:
-        token_id = choose_token(context.value, params, seed, output_index, vocabulary)
-        yield token_id
-        context.append(token_id)
+        chosen = choose_token(context.value, params, seed, output_index, vocabulary)
+        if chosen is None:
+            return
+        yield chosen
+        context.append(chosen)
         output_index += 1
 
 

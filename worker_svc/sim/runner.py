@@ -22,11 +22,14 @@ from worker_svc.sim.sampling import SimVocabulary, choose_token
 from worker_svc.sim.step_time import FixedStepTime, StepTime
 from worker_svc.sim.token_pages import Blocks, TokenPages
 from worker_svc.step import (
+    EMPTY_MASK,
+    FailedRow,
     LogprobColumns,
     ModelInfo,
     ModelRunnerOutput,
     NewRequest,
     ProgressCallback,
+    RowFailure,
     SchedulerOutput,
     StepTimings,
 )
@@ -44,6 +47,8 @@ class _Request:
     token_ids: list[int]
     num_computed_tokens: int
     block_table: Blocks
+    failure: RowFailure | None = None
+    """Why no later step can sample for it."""
 
     @classmethod
     def from_new_request(cls, new: NewRequest) -> _Request:
@@ -114,6 +119,11 @@ class SimRunner:
             handles=scheduler_output.handles,
             num_sampled=[len(tokens) for tokens in sampled],
             sampled_token_ids=[token for tokens in sampled for token in tokens],
+            failed=[
+                FailedRow(handle, row.failure)
+                for handle, row in zip(scheduler_output.handles, rows, strict=True)
+                if row.failure is not None
+            ],
             logprobs=self._logprobs(rows, sampled),
             timings=StepTimings(
                 prepare_ns=prepared_ns - begin_ns,
@@ -142,18 +152,23 @@ class SimRunner:
         self, pages: TokenPages, rows: Sequence[_Request], num_scheduled_tokens: Sequence[int]
     ) -> None:
         for row, count in zip(rows, num_scheduled_tokens, strict=True):
+            if row.failure is not None:
+                continue
             start = row.num_computed_tokens
             pages.write(row.block_table, start, row.token_ids[start : start + count])
             row.num_computed_tokens += count
 
     def _sample(self, pages: TokenPages, row: _Request) -> list[int]:
         """The next token, which becomes known; nothing while the prefill is not complete."""
-        if row.num_computed_tokens != len(row.token_ids):
+        if row.failure is not None or row.num_computed_tokens != len(row.token_ids):
             return []
         context = pages.read(row.block_table, row.num_computed_tokens)
         token_id = choose_token(
             context, row.params, row.seed, row.num_output_tokens, self._vocabulary
         )
+        if token_id is None:
+            row.failure = EMPTY_MASK
+            return []
         row.token_ids.append(token_id)
         return [token_id]
 

@@ -34,17 +34,21 @@ class SimVocabulary:
 
 def choose_token(
     context: int, params: SamplingParams, seed: int, output_index: int, vocabulary: SimVocabulary
-) -> int:
-    """The token that follows `context` as output number `output_index` of its request."""
+) -> int | None:
+    """The token that follows `context` as output number `output_index`; None if none is allowed."""
     value = mix64(context)
     if not params.is_greedy:
         value = mix64(value ^ mix64(seed ^ mix64(output_index + 1)))
-    if params.allowed_token_ids:
-        return params.allowed_token_ids[value % len(params.allowed_token_ids)]
     eos, may_end = vocabulary.eos_token_ids, output_index >= params.min_tokens
+    excluded = eos if may_end else (*eos, *params.stop_token_ids)
+    if params.allowed_token_ids:
+        # The real model may draw an end-of-sequence token that is allowed, so this one does.
+        allowed = params.allowed_token_ids
+        if not may_end:
+            allowed = tuple(token_id for token_id in allowed if token_id not in excluded)
+        return allowed[value % len(allowed)] if allowed else None
     if eos and may_end and value % EOS_ODDS == 0:
         return eos[(value >> 8) % len(eos)]
-    excluded = eos if may_end else (*eos, *params.stop_token_ids)
     span = vocabulary.vocab_size - vocabulary.num_low
     place = (value >> 16) % span
     # Past excluded ids to the next one; a vocabulary of nothing else keeps the last.

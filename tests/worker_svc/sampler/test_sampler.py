@@ -9,6 +9,7 @@ import torch
 
 from tests.worker_svc.sampler.factories import make_row
 from worker_svc.sampler.sampler import Sampler, draw_token
+from worker_svc.step import EMPTY_MASK, NAN_LOGITS
 
 VOCAB_SIZE = 1000
 
@@ -127,14 +128,14 @@ def test_a_row_that_is_not_finite_fails_alone(
     expected = sampler.sample(logits.clone(), [make_row(temperature=temperature)] * 3).token_ids
     logits[1, 77] = bad
     output = sampler.sample(logits, [make_row(temperature=temperature, logprobs=2)] * 3)
-    assert list(output.failures) == [None, "NAN_LOGITS", None]
+    assert list(output.failures) == [None, NAN_LOGITS, None]
     assert output.logprobs[1] is None
     assert output.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
 
 
 def test_a_row_with_every_token_masked_fails_alone(sampler: Sampler) -> None:
     rows = [make_row(allowed_token_ids=(2,), min_tokens=1), make_row()]
-    assert list(sampler.sample(random_logits(2), rows).failures) == ["EMPTY_MASK", None]
+    assert list(sampler.sample(random_logits(2), rows).failures) == [EMPTY_MASK, None]
 
 
 def test_logprobs_are_those_before_penalties_and_temperature(sampler: Sampler) -> None:

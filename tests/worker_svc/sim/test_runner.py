@@ -21,7 +21,7 @@ from tests.worker_svc.harness import (
 )
 from worker_svc.sim.oracle import expected_output, expected_tokens
 from worker_svc.sim.runner import SimRunner
-from worker_svc.step import ModelRunnerOutput, NewRequest, SchedulerOutput
+from worker_svc.step import EMPTY_MASK, FailedRow, ModelRunnerOutput, NewRequest, SchedulerOutput
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(300, 311))
@@ -224,3 +224,15 @@ def test_the_oracles_output_ends_at_the_end_of_sequence() -> None:
         if len(output := expected_output(prompt, GREEDY, 100, VOCABULARY)) < 100
     )
     assert ended[-1] == EOS_TOKEN_ID
+
+
+def test_a_row_without_any_allowed_token_fails_alone_and_again(runner: SimRunner) -> None:
+    params = replace(GREEDY, allowed_token_ids=(EOS_TOKEN_ID,), min_tokens=2)
+    bad = NewRequest(1, "bad", PROMPT, [], params, 0, [1, 2, 3])
+    good = NewRequest(2, "good", PROMPT, [], GREEDY, 0, [4, 5, 6])
+    sizes = [len(PROMPT)] * 2
+    first = runner.execute(SchedulerOutput(1, [bad, good], [1, 2], sizes))
+    second = runner.execute(SchedulerOutput(2, (), [1, 2], [1, 1]))
+    for output in (first, second):
+        assert output.failed == [FailedRow(1, EMPTY_MASK)]
+        assert list(output.num_sampled) == [0, 1]

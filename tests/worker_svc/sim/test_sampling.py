@@ -9,7 +9,7 @@ GREEDY = SamplingParams(temperature=0.0)
 VOCABULARY = SimVocabulary(1000, (7,))
 
 
-def tokens(params: SamplingParams, seed: int = 1, output_index: int = 5) -> list[int]:
+def tokens(params: SamplingParams, seed: int = 1, output_index: int = 5) -> list[int | None]:
     return [
         choose_token(context, params, seed, output_index, VOCABULARY) for context in range(5000)
     ]
@@ -41,8 +41,19 @@ def test_only_allowed_tokens_are_drawn() -> None:
     assert set(tokens(SamplingParams(allowed_token_ids=(3, 900)))) == {3, 900}
 
 
+def test_before_min_tokens_an_allowed_stop_is_not_drawn() -> None:
+    params = SamplingParams(allowed_token_ids=(7, 300, 900), min_tokens=6, stop_token_ids=(300,))
+    assert set(tokens(params, output_index=5)) == {900}
+    assert set(tokens(params, output_index=6)) == {7, 300, 900}
+
+
+def test_where_all_that_is_allowed_is_forbidden_there_is_no_token() -> None:
+    params = SamplingParams(allowed_token_ids=(7,), min_tokens=6)
+    assert set(tokens(params, output_index=5)) == {None}
+
+
 def test_low_ids_are_left_to_special_tokens() -> None:
-    assert min(set(tokens(GREEDY)) - {7}) >= 256
+    assert min(token_id for token_id in tokens(GREEDY) if token_id not in (7, None)) >= 256
 
 
 def test_a_vocabulary_of_nothing_but_stops_still_gives_a_token() -> None:
