@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from google.protobuf.message import Message
 
 from pagewire.engine_config import EngineConfig
+from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import common_pb2, engine_config_pb2
 
@@ -56,8 +57,12 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
     """Read the message.
 
     Raises:
-        InvalidRequestError: A value is out of its bounds.
+        InvalidRequestError: A value is out of its bounds, or columns do not fit each other.
     """
+    if len(message.logit_bias_token_ids) != len(message.logit_bias_values):
+        raise _columns_error("logit_bias_token_ids", "logit_bias_values")
+    if len(message.bad_word_token_ids) != sum(message.bad_word_lengths):
+        raise _columns_error("bad_word_lengths", "bad_word_token_ids")
     values: dict[str, Any] = {name: getattr(message, name) for name in _PLAIN}
     # ListFields names the optional fields that are set; HasField wants literal names.
     present = {descriptor.name for descriptor, _ in message.ListFields()}
@@ -66,11 +71,13 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
     return SamplingParams(
         **values,
         include_stop_str_in_output=message.include_stop_str_in_output,
-        logit_bias=tuple(
-            zip(message.logit_bias_token_ids, message.logit_bias_values, strict=False)
-        ),
+        logit_bias=tuple(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
         bad_words_token_ids=_split(message.bad_word_token_ids, message.bad_word_lengths),
     )
+
+
+def _columns_error(first: str, second: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{first} and {second} do not fit each other", field=first)
 
 
 def engine_config_to_proto(config: EngineConfig) -> engine_config_pb2.EngineConfig:

@@ -1,11 +1,13 @@
 from dataclasses import fields
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams
-from pagewire.v1 import engine_config_pb2
+from pagewire.v1 import common_pb2, engine_config_pb2
 from pagewire.wire import (
     engine_config_from_proto,
     engine_config_to_proto,
@@ -79,3 +81,15 @@ def test_message_and_dataclass_have_the_same_fields() -> None:
         part = message.DESCRIPTOR.fields_by_name[item.name].message_type
         config = getattr(EngineConfig(), item.name)
         assert [f.name for f in fields(config)] == list(part.fields_by_name), item.name
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        common_pb2.SamplingParams(logit_bias_token_ids=[1, 2], logit_bias_values=[1.0]),
+        common_pb2.SamplingParams(bad_word_lengths=[2], bad_word_token_ids=[1, 2, 3]),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(message: common_pb2.SamplingParams) -> None:
+    with pytest.raises(InvalidRequestError, match="do not fit"):
+        sampling_params_from_proto(message)
