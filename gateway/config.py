@@ -14,6 +14,9 @@ from pagewire.kit.server import ServerConfig
 
 _MIB = 1024 * 1024
 
+# Deadlines travel as nanoseconds since 1970 in 64 bits; a year is more than any request needs.
+_MAX_TIMEOUT_S = 366 * 86400.0
+
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
@@ -53,8 +56,9 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if not getattr(self, name) > 0:
-                raise ValueError(name, getattr(self, name), "must be positive")
+            if not 0 < getattr(self, name) <= _MAX_TIMEOUT_S:
+                rule = f"must be positive and at most {_MAX_TIMEOUT_S:.0f}"
+                raise ValueError(name, getattr(self, name), rule)
 
 
 @dataclass(frozen=True, slots=True)

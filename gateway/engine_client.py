@@ -118,6 +118,10 @@ class EngineClient:
                     self._on_lost(f"{exc.code().name}: {exc.details()}")
                 except (StreamLostError, PagewireError) as exc:
                     self._on_lost(str(exc))
+                except Exception as exc:
+                    # A bug that one stream meets must not end the others, nor the process.
+                    log.error("engine_stream_failed", target=self.target, exc_info=exc)
+                    self._on_lost("internal error")
                 await backoff.wait()
 
     async def _serve_once(

@@ -35,9 +35,9 @@ from pagewire.wire import sampling_params_to_proto
 
 log = get_logger("gateway.engine_stream")
 
-# Adds go into one frame until it has this many token ids, so that frames stay far below the
-# message size limit.
-_MAX_FRAME_TOKENS = 1_000_000
+# Adds go into one frame until it has this many bytes, so that frames stay far below the message
+# size limit.
+_MAX_FRAME_BYTES = 8 * 1024 * 1024
 
 _GOODBYE_TIMEOUT_S = 1.0
 
@@ -87,7 +87,7 @@ class EngineStream:
         self._beats = itertools.count(1)
         self._requests: dict[int, LiveRequest] = {}
         self._handles: dict[LiveRequest, int] = {}
-        self._adds: deque[tuple[int, LiveRequest]] = deque()
+        self._adds: deque[scheduler_pb2.EngineAdd] = deque()
         self._aborts: list[tuple[int, AbortReason]] = []
         self._outbox = asyncio.Event()
         self._write_lock = asyncio.Lock()
@@ -162,11 +162,18 @@ class EngineStream:
         return requests
 
     def add(self, request: LiveRequest) -> None:
-        """Send the request with the next frame."""
+        """Send the request with the next frame; one that no message can hold fails by itself."""
         handle = next(self._next_handle)
+        try:
+            message = _add_message(handle, request)
+        except (ValueError, TypeError) as exc:
+            log.error("add_not_sendable", request_id=request.request.request_id, exc_info=exc)
+            self._sink.forget(request)
+            request.fail(InternalError("the request could not be sent to the engine"))
+            return
         self._requests[handle] = request
         self._handles[request] = handle
-        self._adds.append((handle, request))
+        self._adds.append(message)
         self._outbox.set()
 
     def abort(self, request: LiveRequest, reason: AbortReason) -> None:
@@ -175,7 +182,7 @@ class EngineStream:
         if handle is None:
             return
         waiting = len(self._adds)
-        self._adds = deque(add for add in self._adds if add[0] != handle)
+        self._adds = deque(add for add in self._adds if add.handle != handle)
         if len(self._adds) == waiting:
             self._aborts.append((handle, reason))
             self._outbox.set()
@@ -206,11 +213,11 @@ class EngineStream:
                 raise StreamLostError("the call has ended") from None
 
     def _fill(self, frame: scheduler_pb2.EngineStreamRequest) -> None:
-        num_tokens = 0
-        while self._adds and num_tokens < _MAX_FRAME_TOKENS:
-            handle, request = self._adds.popleft()
-            frame.adds.append(_add_message(handle, request))
-            num_tokens += len(request.request.prompt_token_ids) + len(request.output_token_ids)
+        num_bytes = 0
+        while self._adds and num_bytes < _MAX_FRAME_BYTES:
+            add = self._adds.popleft()
+            frame.adds.append(add)
+            num_bytes += add.ByteSize()
         for handle, reason in self._aborts:
             frame.abort_handles.append(handle)
             frame.abort_reasons.append(_ABORT_REASONS[reason])

@@ -16,6 +16,8 @@ from gateway.generation import ChatPrompt, GenerationRequest, Prompt
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams, check_token_ids
 
+MAX_CACHE_SALT_CHARS = 1024
+
 _SEED_BITS = 63
 _SEED_SPACE = 2**64
 
@@ -52,6 +54,12 @@ def check_sizes(request: GenerationRequest, limits: RequestLimits, info: EngineI
         )
     if request.n < 1:
         raise InvalidRequestError("n: must be at least 1", reason="INVALID_PARAMETER", field="n")
+    if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise InvalidRequestError(
+            f"cache_salt: must have at most {MAX_CACHE_SALT_CHARS} characters",
+            reason="INVALID_PARAMETER",
+            field="cache_salt",
+        )
     num_outputs = len(request.prompts) * request.n
     if num_outputs > limits.max_outputs_per_request:
         raise InvalidRequestError(

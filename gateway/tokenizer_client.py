@@ -123,6 +123,10 @@ class TokenizerClient:
                 self._on_lost(target, f"{exc.code().name}: {exc.details()}")
             except StreamLostError as exc:
                 self._on_lost(target, str(exc))
+            except Exception as exc:
+                # A bug that one stream meets must not end the process.
+                log.error("tokenizer_stream_failed", target=target, exc_info=exc)
+                self._on_lost(target, "internal error")
             await backoff.wait()
 
     async def _serve_once(self, target: str, stub: Stub, backoff: Backoff) -> None:

@@ -19,6 +19,9 @@ GREEDY_TEMPERATURE = 1e-5
 MIN_TEMPERATURE = 0.01
 """A temperature above zero and below this is raised to it, as vLLM V1 does."""
 
+MAX_INTEGER = 2**31 - 1
+"""Bound of counts, far above any context length: what every signed 32-bit field can hold."""
+
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -115,16 +118,17 @@ class SamplingParams:
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
         for token_id, bias in self.logit_bias:
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
-        if self.top_k < -1:
-            raise _invalid("top_k", self.top_k, "must be -1 or 0 (off) or at least 1")
+        if not -1 <= self.top_k <= MAX_INTEGER:
+            rule = f"must be -1 or 0 (off) or between 1 and {MAX_INTEGER}"
+            raise _invalid("top_k", self.top_k, rule)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise _invalid("seed", self.seed, "must fit in 64 bits")
 
     def _check_lengths(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise _invalid("max_tokens", self.max_tokens, "must be at least 1")
-        if self.min_tokens < 0:
-            raise _invalid("min_tokens", self.min_tokens, "must not be negative")
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_INTEGER:
+            raise _invalid("max_tokens", self.max_tokens, f"must be between 1 and {MAX_INTEGER}")
+        if not 0 <= self.min_tokens <= MAX_INTEGER:
+            raise _invalid("min_tokens", self.min_tokens, f"must be between 0 and {MAX_INTEGER}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _invalid(
                 "min_tokens", self.min_tokens, f"must be at most max_tokens ({self.max_tokens})"
@@ -144,6 +148,8 @@ class SamplingParams:
             raise _invalid(
                 "stop", "...", f"a stop string has at most {MAX_STOP_STRING_CHARS} characters"
             )
+        if any(not _is_unicode(text) for text in self.stop):
+            raise _invalid("stop", "...", "a stop string must not hold a lone surrogate")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise _invalid(
                 "stop_token_ids",
@@ -172,6 +178,15 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise _invalid(field, token_id, f"token ids of this model are 0 to {vocab_size - 1}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether UTF-8, and with it a message, can hold the text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_range(

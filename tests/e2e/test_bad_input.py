@@ -1,5 +1,6 @@
 """Bad input on each endpoint gives the right error and harms nothing: the next request works."""
 
+import json
 from typing import Any
 
 import grpc
@@ -58,6 +59,56 @@ HTTP_CASES = [
     ),
     pytest.param(COMPLETIONS, completion(temperature=3), 400, "temperature", id="too hot"),
     pytest.param(COMPLETIONS, completion(top_p=0), 400, "top_p", id="top_p of zero"),
+    pytest.param(COMPLETIONS, completion(top_k=2**31), 400, "top_k", id="top_k of 32 bits"),
+    pytest.param(COMPLETIONS, completion(top_k=2**40), 400, "top_k", id="top_k beyond 32 bits"),
+    pytest.param(
+        COMPLETIONS,
+        completion(min_tokens=2**40, max_tokens=None),
+        400,
+        "min_tokens",
+        id="min_tokens beyond 32 bits",
+    ),
+    pytest.param(
+        COMPLETIONS, completion(max_tokens=2**40), 400, "max_tokens", id="max_tokens beyond 32 bits"
+    ),
+    pytest.param(COMPLETIONS, completion(n=2**40), 400, "n", id="n beyond 32 bits"),
+    pytest.param(COMPLETIONS, completion(seed=2**64), 400, "seed", id="seed beyond 64 bits"),
+    pytest.param(
+        COMPLETIONS, completion(priority=2**31), 400, "priority", id="priority beyond 32 bits"
+    ),
+    pytest.param(
+        COMPLETIONS, completion(priority=1), 400, "priority", id="priority where none counts"
+    ),
+    pytest.param(
+        COMPLETIONS, completion(prompt=[2**40]), 400, "prompt", id="token id beyond 32 bits"
+    ),
+    pytest.param(
+        COMPLETIONS,
+        completion(stop_token_ids=[2**40]),
+        400,
+        "stop_token_ids",
+        id="stop token id beyond 32 bits",
+    ),
+    pytest.param(
+        COMPLETIONS,
+        completion(allowed_token_ids=[2**40]),
+        400,
+        "allowed_token_ids",
+        id="allowed token id beyond 32 bits",
+    ),
+    pytest.param(
+        COMPLETIONS,
+        completion(logit_bias={str(2**40): 1}),
+        400,
+        "logit_bias",
+        id="biased token id beyond 32 bits",
+    ),
+    pytest.param(COMPLETIONS, completion(prompt="\ud800"), 400, "prompt", id="half a character"),
+    pytest.param(
+        COMPLETIONS, completion(stop=["\ud800"]), 400, "stop", id="half a character as a stop"
+    ),
+    pytest.param(COMPLETIONS, completion(cache_salt="\ud800"), 400, "cache_salt", id="half a salt"),
+    pytest.param(COMPLETIONS, completion(model="\ud800"), 400, "model", id="half a model"),
     pytest.param(COMPLETIONS, completion(stop=[""]), 400, "stop", id="empty stop string"),
     pytest.param(COMPLETIONS, completion(stream="yes"), 400, "stream", id="text for a flag"),
     pytest.param(COMPLETIONS, completion(suffix="x"), 400, "suffix", id="not supported"),
@@ -77,15 +128,29 @@ HTTP_CASES = [
         id="chat: 1 MB prompt",
     ),
     pytest.param(CHAT, chat(seed="x"), 400, "seed", id="chat: text for a seed"),
+    pytest.param(CHAT, chat(top_k=2**40), 400, "top_k", id="chat: top_k beyond 32 bits"),
+    pytest.param(
+        CHAT,
+        chat(max_completion_tokens=2**40),
+        400,
+        "max_tokens",
+        id="chat: max_completion_tokens beyond 32 bits",
+    ),
+    pytest.param(
+        CHAT,
+        chat(messages=[{"role": "user", "content": "\ud800"}]),
+        400,
+        "messages[0].content",
+        id="chat: half a character",
+    ),
 ]
 
 
 def post(url: str, body: Any) -> httpx.Response:
-    if isinstance(body, bytes):
-        return httpx.post(
-            url, content=body, headers={"content-type": "application/json"}, timeout=60
-        )
-    return httpx.post(url, json=body, timeout=60)
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(
+        url, content=content, headers={"content-type": "application/json"}, timeout=60
+    )
 
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), HTTP_CASES)
@@ -147,6 +212,26 @@ GRPC_CASES = [
     ),
     pytest.param(
         "Generate", _text(ONE_MEGABYTE), grpc.StatusCode.INVALID_ARGUMENT, id="1 MB prompt"
+    ),
+    *(
+        pytest.param("Generate", _text("Hi", **fields), grpc.StatusCode.INVALID_ARGUMENT, id=name)
+        for name, fields in (
+            ("largest top_k", {"sampling": inference_pb2.SamplingOptions(top_k=2**32 - 1)}),
+            ("largest n", {"sampling": inference_pb2.SamplingOptions(n=2**32 - 1)}),
+            (
+                "largest max_tokens",
+                {"stopping": inference_pb2.StoppingOptions(max_tokens=2**32 - 1)},
+            ),
+            (
+                "largest min_tokens",
+                {"stopping": inference_pb2.StoppingOptions(min_tokens=2**32 - 1)},
+            ),
+            (
+                "largest stop token id",
+                {"stopping": inference_pb2.StoppingOptions(stop_token_ids=[2**32 - 1])},
+            ),
+            ("long salt", {"cache": inference_pb2.CacheOptions(salt="x" * 1025)}),
+        )
     ),
     pytest.param(
         "Chat", inference_pb2.ChatRequest(), grpc.StatusCode.INVALID_ARGUMENT, id="no messages"

@@ -39,6 +39,7 @@ def test_peers_are_lists_of_targets() -> None:
         ("--http-port", "70000"),
         ("--schedulers", "nonsense"),
         ("--recovery-timeout", "0"),
+        ("--request-timeout", "inf"),
         ("--max-body-bytes", "0"),
         ("--api-key", "é"),
         ("--nope", "1"),

@@ -11,6 +11,8 @@ import grpc
 import pytest
 
 from gateway.config import Timeouts
+from gateway.detokenizer_stream import DetokenizerStream
+from gateway.engine_stream import EngineStream
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.fakes.fake_scheduler import FakeScheduler, expected_output
 from tests.fakes.fake_tokenizer import FakeTokenizer
@@ -217,3 +219,25 @@ async def test_a_tokenizer_that_stays_away_ends_requests_in_time(
             await reader.finish()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         await gateway.scheduler.until(lambda: gateway.scheduler.aborts)
+
+
+@pytest.mark.parametrize(
+    ("stream", "method"),
+    [(EngineStream, "_take_outputs"), (DetokenizerStream, "_take_answer")],
+)
+async def test_a_bug_in_a_stream_counts_as_its_loss(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, stream: type[Any], method: str
+) -> None:
+    works = getattr(stream, method)
+    failures = iter([KeyError("a bug")])
+
+    def fail_once(self: Any, frame: Any) -> None:
+        for failure in failures:
+            raise failure
+        works(self, frame)
+
+    monkeypatch.setattr(stream, method, fail_once)
+    reader = Reader(gateway)
+    await reader.finish()
+    check_complete(reader)
+    assert next(failures, None) is None

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config import RequestLimits
 from gateway.generation import GenerationRequest
-from pagewire.kit.errors import QueueFullError
+from pagewire.kit.errors import InternalError, QueueFullError
 from tests.fakes.fake_tokenizer import BOS, FakeTokenizer, encode
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -53,3 +53,15 @@ async def test_a_tokenizer_call_is_made_again_after_a_loss(gateway: Gateway) -> 
     async with FakeTokenizer(listen=gateway.tokenizer.target):
         rows = await encoding
     assert list(rows[0]) == [BOS, *encode("ab")]
+
+
+async def test_a_request_that_no_message_can_hold_fails_alone(gateway: Gateway) -> None:
+    unsendable = GenerationRequest("", ("abc",), {"max_tokens": 2}, cache_salt="\ud800")
+    service = gateway.server.service
+    with pytest.raises(InternalError):
+        async with service.generate(unsendable):
+            pass
+    async with service.generate(GenerationRequest("", ("abc",), {"max_tokens": 2})) as generation:
+        outputs = [output async for batch in generation.outputs() for output in batch]
+    assert "".join(output.text for output in outputs) == "cb"
+    assert len(gateway.scheduler.opens) == 1

@@ -16,17 +16,24 @@ from pagewire.sampling_params import SamplingParams, check_token_ids
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("top_k", -2),
+        ("top_k", 2**31),
         ("min_p", -0.1),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
         ("seed", 2**64),
         ("max_tokens", 0),
+        ("max_tokens", 2**31),
         ("min_tokens", -1),
+        ("min_tokens", 2**31),
         ("logprobs", 21),
         ("stop", ("",)),
+        ("stop", ("\ud800",)),
         ("stop", ("a", "b", "c", "d", "e")),
         ("bad_words", ("",)),
+        ("bad_words", ("x",) * 129),
+        ("logit_bias", tuple((token_id, 1.0) for token_id in range(1025))),
+        ("allowed_token_ids", tuple(range(16385))),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
@@ -34,6 +41,28 @@ def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> 
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
     assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [((1,) * 65,), ((1,),) * 257, ((),)],
+    ids=["long", "many", "empty"],
+)
+def test_bad_words_out_of_bounds_as_token_ids_are_refused(
+    words: tuple[tuple[int, ...], ...],
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(bad_words_token_ids=words)
+    assert caught.value.field == "bad_words"
+
+
+def test_lists_of_the_largest_size_are_taken() -> None:
+    SamplingParams(
+        logit_bias=tuple((token_id, 1.0) for token_id in range(1024)),
+        allowed_token_ids=tuple(range(16384)),
+        bad_words=("x",) * 128,
+        bad_words_token_ids=((1,) * 64,) * 256,
+    )
 
 
 def test_min_tokens_above_max_tokens_is_refused() -> None:
