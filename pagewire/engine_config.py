@@ -111,8 +111,8 @@ class SchedulerConfig:
     scheduler_reserve_full_isl: bool = True
     """Admit a request only if blocks for its whole sequence fit now, not just its first chunk."""
     async_scheduling: bool = True
-    """Plan and send the next step while one runs, so that the worker need not wait for it. A request
-    that ends by a token, not by length, costs at most one token more."""
+    """Plan and send the next step while one runs, so that the worker need not wait for it. A
+    request that ends by a token, not by length, costs at most one token more."""
 
     def __post_init__(self) -> None:
         tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
