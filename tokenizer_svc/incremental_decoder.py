@@ -204,6 +204,9 @@ class WindowDecoder:
             self._ids = self._ids[self._read :]
             self._read = len(self._ids)
             return after[len(before) :]
+        # Tokens of no text, such as skipped ones: without them each push stays as cheap as before.
+        # What came before them stays the context.
+        del self._ids[self._read :]
         return ""
 
     def _decode(self, token_ids: list[int]) -> str:

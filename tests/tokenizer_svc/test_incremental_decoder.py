@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tests.tokenizer_svc.corpus import CORPUS, NUMBERS
-from tokenizer_svc.incremental_decoder import DecoderTables, IncrementalDecoder
+from tokenizer_svc.incremental_decoder import (
+    MAX_HELD_TOKENS,
+    DecoderTables,
+    IncrementalDecoder,
+    WindowDecoder,
+)
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 from tokenizer_svc.vocabulary import read_vocabulary
 
@@ -171,3 +176,21 @@ def test_special_tokens_do_not_end_a_run_of_bytes(sentencepiece: ModelTokenizer)
     first, second = byte_ids(sentencepiece, "\u00e9".encode())
     decoder = sentencepiece.decoder_tables.decoder(True)
     assert decoder.push([first, 2, second]) == "\u00e9"
+
+
+def test_a_long_run_of_skipped_tokens_is_not_decoded_again_and_again(
+    metaspace: DecoderTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = metaspace.decoder(True)
+    assert isinstance(decoder, WindowDecoder)
+    decode, longest = decoder._decode, 0
+
+    def counting(token_ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(token_ids))
+        return decode(token_ids)
+
+    monkeypatch.setattr(decoder, "_decode", counting)
+    special, word = 7, 4
+    assert run(decoder, [1, *[special] * 500, word], [1]) == "a c"
+    assert longest <= 2 * MAX_HELD_TOKENS
