@@ -35,6 +35,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.refusal: PagewireError | None = None
         self.go_on = asyncio.Event()
         self.go_on.set()
+        self.got_step = asyncio.Event()
         self.fail_next_steps = 0
         self.failing_request_ids: set[str] = set()
         self.is_silent = False
@@ -114,6 +115,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     self.was_closed = True
                     return
                 elif frame.HasField("step") and not self.is_silent:
+                    self.got_step.set()
                     await self.go_on.wait()
                     yield self._answer(frame.step)
                 elif not self.is_silent:

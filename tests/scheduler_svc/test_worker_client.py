@@ -130,7 +130,8 @@ async def test_a_worker_that_dies_in_a_step_is_lost():
         await ready(executor)
         worker.go_on.clear()
         step = asyncio.create_task(run_step(executor, scheduler.schedule(0.0)))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            await worker.got_step.wait()
         await worker.stop()
         with pytest.raises(WorkerLostError):
             await step
