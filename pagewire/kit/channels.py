@@ -9,7 +9,6 @@ of its own and knows no stubs.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -17,13 +16,13 @@ from typing import Any, Self, cast
 import grpc
 
 from pagewire.kit import context
+from pagewire.kit.sockets import HOST_PORT
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 ChannelOption = tuple[str, int | str]
 
 _TARGET_RULE = "must be host:port, dns:///name:port or unix:/path"
-_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 
 def check_target(target: str, name: str = "target") -> str:
@@ -36,7 +35,7 @@ def check_target(target: str, name: str = "target") -> str:
     if scheme in ("dns", "ipv4", "ipv6", "unix", "unix-abstract"):
         valid = bool(rest.strip("/"))
     else:
-        match = _HOST_PORT.fullmatch(target)
+        match = HOST_PORT.fullmatch(target)
         valid = match is not None and 0 < int(match[2]) < 65536
     if not valid:
         raise ValueError(name, target, _TARGET_RULE)

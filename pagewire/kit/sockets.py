@@ -1,8 +1,9 @@
 """Listen addresses and unix socket files: whose they are, and who removes them.
 
 A stack that `pagewire serve` starts keeps its sockets in one runtime directory. Each process
-removes its own files, also when its supervisor was killed; the last one out removes the directory,
-and the next `make_runtime_dir` sweeps what a machine-wide kill left behind. It opens no gRPC port.
+removes its own files, also when its supervisor was killed; the supervisor removes the directory, or
+the last one out if it is dead. The next `make_runtime_dir` sweeps what a machine-wide kill left
+behind. It opens no gRPC port.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RUNTIME_DIR_ENV = "PAGEWIRE_RUNTIME_DIR"
 # sun_path of sockaddr_un on Linux, less its closing zero.
 _MAX_PATH_BYTES = 107
 _LISTEN_RULE = "must be host:port (port 0: any free one) or unix:/path"
-_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _RUNTIME_DIR_NAME = re.compile(r"pagewire-(\d+)-.+")
 
 
@@ -39,7 +40,7 @@ def check_listen(name: str, address: str) -> None:
         if len(os.fsencode(path)) > _MAX_PATH_BYTES:
             raise ValueError(name, address, f"must be at most {_MAX_PATH_BYTES} bytes of path")
         return
-    match = _HOST_PORT.fullmatch(address)
+    match = HOST_PORT.fullmatch(address)
     if match is None or int(match[2]) > 65535:
         raise ValueError(name, address, _LISTEN_RULE)
 
@@ -115,7 +116,6 @@ class SocketFiles:
         with contextlib.suppress(FileNotFoundError):
             if inode is not None and path.lstat().st_ino == inode:
                 path.unlink(missing_ok=True)
-        remove_runtime_dir(path.parent)
 
     def remove_all(self) -> None:
         """Unlink all of them, for an exit that nothing else comes after."""
@@ -145,7 +145,7 @@ def make_runtime_dir(base: Path | None = None) -> Path:
     """Create a private directory for the sockets of one stack, and sweep those of dead stacks.
 
     The creator passes it to its children in `PAGEWIRE_RUNTIME_DIR`, which lets the last of them
-    remove it, and calls `remove_runtime_dir` itself after they have ended.
+    remove it should the creator die, and removes it itself after they have ended.
     """
     root = base or Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     if not os.access(root, os.W_OK):

@@ -14,6 +14,7 @@ from pagewire.kit.lifecycle import (
     RUNTIME_DIR_ENV,
     child_environment,
     parent_is_gone,
+    run,
 )
 
 SERVICE = """
@@ -157,3 +158,19 @@ def test_the_parent_is_gone_when_another_process_adopted_this_one(monkeypatch, v
 def test_a_process_that_no_supervisor_started_has_no_parent_to_lose(monkeypatch):
     monkeypatch.delenv(PARENT_PID_ENV, raising=False)
     assert not parent_is_gone()
+
+
+@pytest.mark.parametrize(("parent", "stays"), [(os.getppid(), True), (1 << 30, False)])
+def test_the_last_child_removes_the_runtime_directory_of_a_dead_parent_only(
+    tmp_path, monkeypatch, parent, stays
+):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    monkeypatch.setenv(RUNTIME_DIR_ENV, str(directory))
+    monkeypatch.setenv(PARENT_PID_ENV, str(parent))
+
+    async def main() -> int:
+        return 0
+
+    assert run(main) == 0
+    assert directory.exists() == stays
