@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from pagewire.cli.generation import Message, SamplingFlags, stream_chat
-from pagewire.cli.session import Session, open_session
-from pagewire.kit.channels import check_target
+from pagewire.cli.generation import Message, stream_chat
+from pagewire.cli.session import ClientConfig, Session, open_session
 from pagewire.kit.config import OneLineParser, add_arguments, from_namespace
 from pagewire.kit.errors import PagewireError
 
 
 @dataclass(frozen=True, slots=True)
-class ChatConfig:
+class ChatConfig(ClientConfig):
     """Talk to the model: with a message, one answer; without, a conversation until Ctrl-D."""
 
-    target: str | None = None
-    """Address of the gateway's gRPC API. Default: 127.0.0.1:50050, or, when nothing answers there,
-    a stack of our own that ends with this command."""
-    model: str = "smollm2"
-    """Model of a stack of our own."""
     system: str | None = None
     """Text of a system message that opens the conversation."""
-    api_key: str | None = None
-    """Key to send, if the gateway wants one."""
-    answer: SamplingFlags = field(default_factory=SamplingFlags)
-
-    def __post_init__(self) -> None:
-        if self.target is not None:
-            check_target(self.target)
 
 
 def run(arguments: Sequence[str]) -> int:

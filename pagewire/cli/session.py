@@ -10,17 +10,36 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 
 import grpc
 
-from pagewire.cli.generation import DEFAULT_TARGET
+from pagewire.cli.generation import DEFAULT_TARGET, SamplingFlags
 from pagewire.cli.own_stack import own_stack
 from pagewire.cli.ready import GATEWAY_SERVICE
-from pagewire.kit.channels import open_channel
+from pagewire.kit.channels import check_target, open_channel
 from pagewire.kit.errors import ServiceUnavailableError
 from pagewire.kit.healthcheck import HealthStatus, check
 
 _CHECK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """What `chat` and `complete` have in common."""
+
+    target: str | None = None
+    """Address of the gateway's gRPC API. Default: 127.0.0.1:50050, or, when nothing answers there,
+    a stack of our own that ends with this command."""
+    model: str = "smollm2"
+    """Model of a stack of our own."""
+    api_key: str | None = None
+    """Key to send, if the gateway wants one."""
+    answer: SamplingFlags = field(default_factory=SamplingFlags)
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            check_target(self.target)
 
 
 class Session:
