@@ -240,6 +240,7 @@ def _initialize_result(result: InitializeResult) -> worker_pb2.InitializeResult:
         model_info=_model_info(result.model),
         available_kv_cache_bytes=result.available_kv_cache_bytes,
         bytes_per_block=result.model.bytes_per_block,
+        weight_bytes=result.model.info.weight_bytes,
         worker_epoch=result.worker_epoch,
         reused_weights=result.reused_weights,
         dtype=result.model.info.dtype,

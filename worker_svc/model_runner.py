@@ -116,10 +116,10 @@ class _LoadedModel:
         architecture = select_architecture(source.config.get("architectures") or ())
         model_config = llama_config_from_hf(source.config, architecture)
         dtype = select_dtype(config.model)
-        max_model_len = _max_model_len(model_config, config.model.max_model_len)
+        max_model_len = model_config.select_max_model_len(config.model.max_model_len)
         model = model_class(architecture)(model_config, max_model_len, dtype)
         load_weights(model.weight_slots(), source, progress)
-        info = _model_info(model_config, source, max_model_len, dtype)
+        info = _model_info(model_config, source, max_model_len, dtype, _weight_bytes(model))
         return cls(model, info, dtype)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
@@ -235,18 +235,17 @@ def _check_load_format(load_format: str, found: ModelFormat) -> None:
         raise ValueError(f"load_format is {load_format}, the model is {found.value}: use auto")
 
 
-def _max_model_len(config: LlamaConfig, wanted: int | None) -> int:
-    limit = config.rope.max_model_len(config.max_position_embeddings)
-    if wanted is not None and wanted > limit:
-        raise ValueError(
-            f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
-            "lower --max-model-len"
-        )
-    return wanted or limit
+def _weight_bytes(model: torch.nn.Module) -> int:
+    """Weights that layers share count once."""
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _model_info(
-    config: LlamaConfig, source: WeightSource, max_model_len: int, dtype: torch.dtype
+    config: LlamaConfig,
+    source: WeightSource,
+    max_model_len: int,
+    dtype: torch.dtype,
+    weight_bytes: int,
 ) -> ModelInfo:
     dtype_name = str(dtype).removeprefix("torch.")
     return ModelInfo(
@@ -260,6 +259,7 @@ def _model_info(
         dtype=dtype_name,
         eos_token_ids=config.eos_token_ids,
         bos_token_id=config.bos_token_id,
+        weight_bytes=weight_bytes,
         weights_digest=weights_digest(source, f"{dtype_name}\0{config!r}"),
         default_sampling=source.default_sampling,
     )

@@ -153,6 +153,8 @@ class ModelInfo:
     bos_token_id: int | None
     weights_digest: str
     """Hex digest over the weights' identity; part of the engine fingerprint."""
+    weight_bytes: int = 0
+    """What the weights take on the device; 0 where there are none."""
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling defaults that the model's publisher recommends, by SamplingParams field name."""
 

@@ -154,10 +154,6 @@ class Worker:
             finally:
                 self._end_execution(execution)
 
-    def check_lease(self, lease: Lease) -> None:
-        """See `LeaseManager.check`."""
-        self._leases.check(lease)
-
     def status(self) -> WorkerStatus:
         holder = self._leases.holder
         execution = self._execution

@@ -196,6 +196,7 @@ async def eventually(condition: Any) -> None:
 
 
 MODEL_INFO = ModelInfo(
+    weight_bytes=4096,
     architecture="LlamaForCausalLM",
     vocab_size=VOCAB_SIZE,
     max_model_len=512,

@@ -27,6 +27,7 @@ def test_only_recommended_sampling_defaults_are_sent() -> None:
         temperature=0.6, top_k=20
     )
     assert (message.device, message.attention_backend) == ("cpu", "torch")
+    assert message.weight_bytes == 4096
 
 
 def test_progress_is_in_per_mille() -> None:

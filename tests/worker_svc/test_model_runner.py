@@ -312,3 +312,11 @@ def test_model_info_says_what_was_loaded(tiny_model: Path) -> None:
     assert runner.kv_bytes_per_block(8) == 2 * 2 * 8 * 2 * 16 * 4
     assert progress[-1] == ("load_weights", 1.0)
     assert [fraction for _, fraction in progress] == sorted(f for _, f in progress)
+
+
+def test_weight_bytes_are_those_of_the_parameters(tiny_model: Path) -> None:
+    runner = ModelRunner(EngineConfig(model=ModelConfig(model=str(tiny_model), dtype="float32")))
+    info = runner.load(lambda stage, fraction: None)
+    assert runner._loaded is not None
+    num_parameters = sum(p.numel() for p in runner._loaded.model.parameters())
+    assert info.weight_bytes == 4 * num_parameters > 0

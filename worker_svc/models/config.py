@@ -45,6 +45,20 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
+    def select_max_model_len(self, wanted: int | None) -> int:
+        """The longest sequence: what is wanted, or all that the model can.
+
+        Raises:
+            ValueError: The model cannot do that much.
+        """
+        limit = self.rope.max_model_len(self.max_position_embeddings)
+        if wanted is not None and wanted > limit:
+            raise ValueError(
+                f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
+                "lower --max-model-len"
+            )
+        return wanted or limit
+
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "head_dim"):
             if getattr(self, name) < 1:

@@ -12,7 +12,7 @@ from typing import Any
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import read_gguf
 from pagewire.model_source import ModelFormat, ModelSource, resolve_model
-from worker_svc.models.config import LlamaConfig, llama_config_from_hf
+from worker_svc.models.config import llama_config_from_hf
 from worker_svc.models.gguf_config import hf_config_from_gguf
 from worker_svc.models.hf_files import read_model_config
 from worker_svc.models.registry import select_architecture
@@ -33,7 +33,7 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
     return ModelInfo(
         architecture=model.architecture,
         vocab_size=model.vocab_size,
-        max_model_len=_max_model_len(model, config.model.max_model_len),
+        max_model_len=model.select_max_model_len(config.model.max_model_len),
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
@@ -49,13 +49,3 @@ def _config_fields(source: ModelSource) -> Mapping[str, Any]:
     if source.format is ModelFormat.GGUF:
         return hf_config_from_gguf(read_gguf(source.path))
     return read_model_config(source.path)
-
-
-def _max_model_len(model: LlamaConfig, wanted: int | None) -> int:
-    limit = model.rope.max_model_len(model.max_position_embeddings)
-    if wanted is not None and wanted > limit:
-        raise ValueError(
-            f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
-            "lower --max-model-len"
-        )
-    return wanted or limit
