@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from gateway.detokenizer import Detokenizer, OpenRequest
-from gateway.streams import StreamLostError, expire, run_until_one_ends
+from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
 from pagewire.kit.heartbeat import Watchdog, send_heartbeats
 from pagewire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 
@@ -152,20 +152,15 @@ def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> None:
 
 def _stops(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[int, int]]:
     """Return (index of the stop string, token offset) by handle."""
-    _check_columns(frame.stop_handles, frame.stop_indexes, frame.stop_token_offsets)
+    check_columns(frame.stop_handles, frame.stop_indexes, frame.stop_token_offsets)
     offsets = zip(frame.stop_indexes, frame.stop_token_offsets, strict=True)
     return dict(zip(frame.stop_handles, offsets, strict=True))
 
 
 def _texts(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[str, int]]:
     """Return (text, token offset) by handle; a request has two rows when its open replayed."""
-    _check_columns(frame.handles, frame.texts, frame.token_offsets)
+    check_columns(frame.handles, frame.texts, frame.token_offsets)
     texts: dict[int, tuple[str, int]] = {}
     for handle, text, offset in zip(frame.handles, frame.texts, frame.token_offsets, strict=True):
         texts[handle] = (texts[handle][0] + text if handle in texts else text, offset)
     return texts
-
-
-def _check_columns(*columns: Sequence[object]) -> None:
-    if len({len(column) for column in columns}) != 1:
-        raise StreamLostError("the columns of a frame differ in length")

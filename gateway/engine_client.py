@@ -50,10 +50,10 @@ class EngineSettings:
 
 
 class EngineClient:
-    """Implements `RequestOwner`. Used from one event loop; `run` is its only task.
+    """Implements `RequestOwner` and `StreamOwner`. Used from one event loop; `run` is its only task.
 
     A live request is owned by one client: it is on its stream, or among its orphans while there is
-    no stream.
+    no stream that takes it.
     """
 
     def __init__(
@@ -83,8 +83,9 @@ class EngineClient:
 
     @property
     def num_requests(self) -> int:
-        """Requests that the engine has from us."""
-        return len(self._orphans) if self._stream is None else self._stream.num_requests
+        """Requests that the engine has from us, or is to have."""
+        on_stream = 0 if self._stream is None else self._stream.num_requests
+        return on_stream + len(self._orphans)
 
     def add(self, request: LiveRequest) -> None:
         """Own the request and send it; its `admission` tells how that went."""
@@ -95,10 +96,22 @@ class EngineClient:
             self._stream.add(request)
 
     def abort(self, request: LiveRequest, reason: AbortReason) -> None:
-        if self._stream is not None:
-            self._stream.abort(request, reason)
-        elif request in self._orphans:
+        if request in self._orphans:
             self._orphans.remove(request)
+        elif self._stream is not None:
+            self._stream.abort(request, reason)
+
+    def on_draining(self) -> None:
+        self._on_change()
+
+    def take_back(self, request: LiveRequest) -> None:
+        """Find it another engine, or keep it until this one is back.
+
+        The wait is bounded: the engine ends the stream at the end of its drain, and then the
+        recovery timeout runs.
+        """
+        if not self._rehome(self, request):
+            self._orphans.append(request)
 
     async def close(self) -> None:
         """Take leave of the scheduler; `run` ends by itself or is cancelled afterwards."""
@@ -127,7 +140,7 @@ class EngineClient:
     async def _serve_once(
         self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, backoff: Backoff
     ) -> None:
-        stream = EngineStream(stub, self._sink)
+        stream = EngineStream(stub, self._sink, self)
         timeout_s = self._settings.connect_timeout_s
         try:
             answer = await stub.GetEngineInfo(

@@ -18,15 +18,19 @@ from typing import Any
 import grpc
 
 from gateway.generation import AbortReason, FinishReason
-from gateway.live_request import EngineFinish, EngineRequest, LiveRequest, TokenSink
-from gateway.streams import StreamLostError, expire, run_until_one_ends
+from gateway.live_request import (
+    EngineFinish,
+    EngineRequest,
+    LiveRequest,
+    StreamOwner,
+    TokenSink,
+)
+from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
 from pagewire.kit.errors import (
     DeadlineExceededError,
     InternalError,
-    InvalidRequestError,
     PagewireError,
-    QueueFullError,
-    ServiceUnavailableError,
+    error_class,
 )
 from pagewire.kit.heartbeat import Watchdog, send_heartbeats
 from pagewire.kit.logs import get_logger
@@ -53,16 +57,8 @@ _FINISH_REASONS: dict[int, FinishReason] = {
     common_pb2.FINISH_REASON_ABORT: FinishReason.ABORT,
     common_pb2.FINISH_REASON_REPETITION: FinishReason.REPETITION,
 }
-_ERROR_CLASSES: dict[grpc.StatusCode, type[PagewireError]] = {
-    cls.code: cls
-    for cls in (
-        InvalidRequestError,
-        QueueFullError,
-        ServiceUnavailableError,
-        DeadlineExceededError,
-    )
-}
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
+# A scheduler that is going away refuses with it.
+_DRAINING = "DRAINING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +75,14 @@ class EngineStream:
     `requests` holds what the scheduler has from us and has not ended, by handle.
     """
 
-    def __init__(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, sink: TokenSink) -> None:
+    def __init__(
+        self,
+        stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub,
+        sink: TokenSink,
+        owner: StreamOwner,
+    ) -> None:
         self._stub = stub
+        self._owner = owner
         self._sink = sink
         self._next_handle = itertools.count(1)
         self._frames = itertools.count(1)
@@ -241,15 +243,32 @@ class EngineStream:
         for handle in frame.admitted_handles:
             if (request := self._requests.get(handle)) is not None:
                 request.admit()
-        for error in itertools.chain(frame.refusals, frame.errors):
+        if frame.HasField("draining"):
+            log.info("engine_draining", deadline_ms=frame.draining.deadline_ms)
+            self._note_draining()
+        for error in frame.refusals:
+            self._refuse(error)
+        for error in frame.errors:
             self._fail(error)
         if frame.HasField("outputs"):
             self._take_outputs(frame.outputs)
-        if frame.HasField("draining"):
-            self.is_draining = True
-            log.info("engine_draining", deadline_ms=frame.draining.deadline_ms)
         if frame.recovering:
             log.info("engine_recovering", num_requests=len(self._requests))
+
+    def _note_draining(self) -> None:
+        if not self.is_draining:
+            self.is_draining = True
+            self._owner.on_draining()
+
+    def _refuse(self, error: scheduler_pb2.RequestError) -> None:
+        """Fail the request, unless it is the engine that goes away: then it can go elsewhere."""
+        if error.reason != _DRAINING:
+            self._fail(error)
+            return
+        self._note_draining()
+        if (request := self._requests.get(error.handle)) is not None:
+            self._forget(request)
+            self._owner.take_back(request)
 
     def _fail(self, error: scheduler_pb2.RequestError) -> None:
         request = self._requests.get(error.handle)
@@ -308,13 +327,8 @@ class EngineStream:
 
 
 def _rows(*columns: Sequence[int]) -> Iterable[tuple[int, ...]]:
-    """Walk columns side by side.
-
-    Raises:
-        StreamLostError: They differ in length, so no row can be trusted.
-    """
-    if len({len(column) for column in columns}) != 1:
-        raise StreamLostError("the columns of a frame differ in length")
+    """Walk columns side by side."""
+    check_columns(*columns)
     return zip(*columns, strict=True)
 
 
@@ -347,8 +361,7 @@ def _finish_error(reason: FinishReason | None) -> PagewireError:
 
 
 def _to_error(error: scheduler_pb2.RequestError) -> PagewireError:
-    cls = _ERROR_CLASSES.get(_CODES.get(error.code, grpc.StatusCode.INTERNAL), InternalError)
-    return cls(
+    return error_class(error.code)(
         error.message or "the engine failed the request",
         reason=error.reason or None,
         field=error.field or None,

@@ -25,6 +25,16 @@ class RequestOwner(Protocol):
         """Tell the engine to end the request; no-op if it does not have it."""
 
 
+class StreamOwner(Protocol):
+    """What an engine's stream tells the client that owns it."""
+
+    def on_draining(self) -> None:
+        """Take note that the engine takes no more requests on this stream."""
+
+    def take_back(self, request: LiveRequest) -> None:
+        """Own a request again that the engine refused because it is going away."""
+
+
 class TokenSink(Protocol):
     """What takes the new tokens of live requests."""
 

@@ -30,6 +30,7 @@ def resolve_params(request: GenerationRequest, info: EngineInfo) -> SamplingPara
     """
     params = replace(info.default_sampling_params, **request.sampling)
     params.check_vocabulary(info.vocab_size)
+    _check_can_go_on(params, info)
     if request.n > 1 and params.is_greedy:
         raise InvalidRequestError(
             f"n: {request.n} outputs at temperature 0 would all be the same; use n=1 or a higher"
@@ -122,10 +123,25 @@ def child_params(params: SamplingParams, child: int) -> SamplingParams:
     return replace(params, seed=((params.seed or 0) + child) % _SEED_SPACE) if child else params
 
 
+def _check_can_go_on(params: SamplingParams, info: EngineInfo) -> None:
+    """Refuse what leaves no token to draw before min_tokens: ends are forbidden until then."""
+    if not params.min_tokens or not params.allowed_token_ids:
+        return
+    ends = {*params.stop_token_ids} | (set() if params.ignore_eos else info.eos_token_ids)
+    if ends.issuperset(params.allowed_token_ids):
+        raise InvalidRequestError(
+            "allowed_token_ids: all of them end the output, which min_tokens forbids; allow others"
+            " too or leave min_tokens out",
+            reason="INVALID_PARAMETER",
+            field="allowed_token_ids",
+        )
+
+
 def _texts(prompt: ChatPrompt) -> list[str]:
     texts = [prompt.template_arguments_json]
     for message in prompt.messages:
         texts += [message.content or "", message.tool_calls_json, message.reasoning_content]
+        texts += [message.role, message.name, message.tool_call_id]
     return texts
 
 

@@ -95,7 +95,9 @@ class RequestService:
             PagewireError: It was refused; nothing has been generated.
         """
         arrival_time_ns = time.time_ns()
-        timeout_s = min(request.timeout_s or float("inf"), self._timeouts.request_timeout_s)
+        timeout_s = self._timeouts.request_timeout_s
+        if request.timeout_s is not None:
+            timeout_s = min(timeout_s, max(request.timeout_s, 0.0))
         engine, info = self._choose(request.model)
         check_sizes(request, self._limits, info)
         params = resolve_params(request, info)

@@ -25,7 +25,7 @@ from gateway.tokenizer_client import TokenizerClient
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
-from pagewire.kit.tasks import TaskOwner
+from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 from pagewire.v1 import inference_pb2_grpc
 
 SERVICE_NAME = "pagewire.v1.InferenceService"
@@ -124,7 +124,11 @@ class GatewayServer:
 
 
 async def serve(config: GatewayConfig) -> int:
-    """Run until the first SIGTERM or SIGINT; returns the exit code."""
+    """Run until the first SIGTERM or SIGINT; returns the exit code.
+
+    Raises:
+        Exception: What a part of the gateway failed with, after the rest was stopped.
+    """
     configure_logging("gateway", config.log_level)
     exit_with_parent()
     shutdown = shutdown_signal()
@@ -135,9 +139,10 @@ async def serve(config: GatewayConfig) -> int:
         waiting = asyncio.create_task(shutdown.wait())
         try:
             await asyncio.wait((failing, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                await failing  # raises
         finally:
-            waiting.cancel()
-            failing.cancel()
+            await cancel_and_wait(*(task for task in (waiting, failing) if not task.done()))
     finally:
         await server.stop()
-    return 0 if shutdown.is_set() else 1
+    return 0

@@ -6,7 +6,7 @@ Used by the engine's and the detokenizer's stream. It knows no frames.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from pagewire.kit.heartbeat import Watchdog
@@ -39,12 +39,14 @@ async def run_until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        failures = [task.exception() for task in done if not task.cancelled()]
+        failures = _failures(done)
     finally:
-        await _end_quietly(tasks)
+        # When a stream breaks, several parts fail for the same reason; when we are cancelled,
+        # nobody asks for any of it.
+        _failures(tasks)
+        await cancel_and_wait(*(task for task in tasks if not task.done()))
     for failure in failures:
-        if failure is not None:
-            raise failure
+        raise failure
 
 
 async def expire(watchdog: Watchdog) -> None:
@@ -53,6 +55,17 @@ async def expire(watchdog: Watchdog) -> None:
     raise StreamLostError(f"no frame for {silence_s:.1f} s")
 
 
-async def _end_quietly(tasks: list[asyncio.Task[None]]) -> None:
-    """End the parts; when a stream breaks, several of them fail for the same reason."""
-    await cancel_and_wait(*(task for task in tasks if not task.done()))
+def check_columns(*columns: Sequence[object]) -> None:
+    """Check that the columns of a frame are of one length.
+
+    Raises:
+        StreamLostError: They differ, so no row can be trusted.
+    """
+    if len({len(column) for column in columns}) != 1:
+        raise StreamLostError("the columns of a frame differ in length")
+
+
+def _failures(tasks: Iterable[asyncio.Task[None]]) -> list[BaseException]:
+    """Return what the tasks that have ended failed with, and mark it as seen."""
+    ended = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+    return [failure for failure in ended if failure is not None]

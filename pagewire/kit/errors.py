@@ -150,6 +150,14 @@ _ERROR_CLASSES: dict[grpc.StatusCode, type[PagewireError]] = {
     )
 }
 
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}  # type: ignore[index, unused-ignore]
+
+
+def error_class(code: int) -> type[PagewireError]:
+    """Return the class of a gRPC status code's number; unknown ones are internal errors."""
+    return _ERROR_CLASSES.get(_CODES.get(code, grpc.StatusCode.INTERNAL), InternalError)
+
+
 # What a status that is not ours may say comes from the transport or a proxy and names addresses
 # and internals, so these codes get a message of our own.
 _FOREIGN_MESSAGES: dict[grpc.StatusCode, tuple[type[PagewireError], str, str]] = {

@@ -13,7 +13,7 @@ import pytest
 from gateway.config import Timeouts
 from gateway.detokenizer_stream import DetokenizerStream
 from gateway.engine_stream import EngineStream
-from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from tests.fakes.fake_scheduler import FakeScheduler, expected_output
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.gateway.conftest import Gateway, GatewayFactory
@@ -43,6 +43,9 @@ class Reader:
     async def until_text(self) -> None:
         while not self.text:
             await self._next()
+
+    def cancel(self) -> None:
+        self._call.cancel()
 
     async def finish(self) -> None:
         while await self._next():
@@ -241,3 +244,39 @@ async def test_a_bug_in_a_stream_counts_as_its_loss(
     await reader.finish()
     check_complete(reader)
     assert next(failures, None) is None
+
+
+DRAINING = scheduler_pb2.RequestError(code=14, reason="DRAINING", message="going away")
+
+
+async def test_a_refusal_of_a_draining_engine_waits_for_its_return(gateway: Gateway) -> None:
+    async with paused(gateway) as reader:
+        gateway.scheduler.refusal = DRAINING
+        gateway.scheduler.lose_streams()
+        await gateway.scheduler.until(lambda: len(gateway.scheduler.adds) == 2)
+        await gateway.until_ready(False)
+        gateway.scheduler.refusal = None
+        gateway.scheduler.lose_streams()
+        await reader.finish()
+    check_complete(reader)
+
+
+async def test_a_new_request_that_a_draining_engine_refuses_waits_for_its_return(
+    gateway: Gateway,
+) -> None:
+    gateway.scheduler.refusal = DRAINING
+    reader = Reader(gateway)
+    await gateway.until_ready(False)
+    gateway.scheduler.refusal = None
+    gateway.scheduler.lose_streams()
+    await reader.finish()
+    check_complete(reader)
+
+
+async def test_a_request_taken_back_from_a_draining_engine_can_be_left(gateway: Gateway) -> None:
+    gateway.scheduler.refusal = DRAINING
+    reader = Reader(gateway)
+    await gateway.until_ready(False)
+    reader.cancel()
+    await gateway.server.service.wait_idle()
+    assert [client.num_requests for client in gateway.server.service.engines.clients] == [0]

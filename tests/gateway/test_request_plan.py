@@ -80,6 +80,16 @@ def test_greedy_with_several_outputs_is_refused() -> None:
     assert caught.value.field == "n"
 
 
+@pytest.mark.parametrize("sampling", [{}, {"stop_token_ids": (7,), "allowed_token_ids": (2, 7)}])
+def test_min_tokens_with_nothing_but_ends_allowed_is_refused(sampling: dict[str, Any]) -> None:
+    sampling = {"allowed_token_ids": (2,), "min_tokens": 1} | sampling
+    with pytest.raises(InvalidRequestError) as caught:
+        resolve_params(make_request(sampling=sampling), make_info())
+    assert caught.value.field == "allowed_token_ids"
+    resolve_params(make_request(sampling=sampling | {"min_tokens": 0}), make_info())
+    resolve_params(make_request(sampling=sampling | {"allowed_token_ids": (2, 8)}), make_info())
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -88,6 +98,7 @@ def test_greedy_with_several_outputs_is_refused() -> None:
         make_request(prompt=(1,) * MAX_MODEL_LEN),
         make_request(prompt="é" * 6),
         make_request(prompt=ChatPrompt((ChatMessage("user", "x" * 11),))),
+        make_request(prompt=ChatPrompt((ChatMessage("user", "x", name="x" * 11),))),
         make_request(n=5),
         make_request(n=0),
         GenerationRequest(model="m", prompts=()),
