@@ -42,8 +42,6 @@ class ModelConfig:
     for."""
     dtype: Dtype = "auto"
     """Type of weights and activations. `auto`: bfloat16, or float32 where that is faster."""
-    seed: int = 0
-    """Seed of what is random and no request's own (dummy runs)."""
     max_logprobs: int = 20
     """Most logprobs that a request may ask for."""
     batch_invariant: bool = False
@@ -65,7 +63,8 @@ class CacheConfig:
     block_size: int = 16
     """Tokens in a KV block."""
     gpu_memory_utilization: float = 0.92
-    """Share of the device's memory that the worker may use."""
+    """CUDA only (and `pagewire simulate`): share of the device's memory that may be used. A CPU
+    worker refuses it: see --kv-cache-memory-bytes."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; set, it replaces the memory profile. Default on a CPU: a fraction of
     what the container may use, at most 1 GiB."""
@@ -177,16 +176,6 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionConfig:
-    """Which kernels compute attention."""
-
-    attention_backend: Literal["auto", "torch"] = "auto"
-    """`torch`: the plain reference. `auto` picks the fastest that the device and model support."""
-    enforce_eager: bool = False
-    """Never capture CUDA graphs."""
-
-
-@dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
     """What the engine tells about itself."""
 
@@ -213,7 +202,6 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
@@ -231,7 +219,7 @@ class EngineConfig:
         parts = {
             name: value
             for name, value in asdict(self).items()
-            if name in ("model", "cache", "parallel", "load", "device", "attention")
+            if name in ("model", "cache", "parallel", "load", "device")
         }
         parts["max_num_batched_tokens"] = self.scheduler.max_num_batched_tokens
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

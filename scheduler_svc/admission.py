@@ -104,7 +104,7 @@ def _check_pool(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
         raise InvalidRequestError(
             f"the request may grow to {num_needed} KV blocks, the pool has"
             f" {limits.num_usable_blocks}; ask for fewer tokens, or start the engine with more KV"
-            " cache (--kv-cache-memory-bytes, --gpu-memory-utilization)",
+            " cache (--kv-cache-memory-bytes, --num-gpu-blocks-override)",
             reason="EXCEEDS_KV_CACHE",
             field="max_tokens",
         )

@@ -28,8 +28,8 @@ def plan_kv_cache(config: EngineConfig, facts: WorkerFacts) -> KvCachePlan:
         raise FailedPreconditionError(
             "No available memory for the cache blocks: the worker found"
             f" {_gib(facts.available_kv_cache_bytes)} for KV, two blocks need"
-            f" {_gib(2 * facts.bytes_per_block)}. Try increasing --gpu-memory-utilization or"
-            " --kv-cache-memory-bytes when initializing the engine.",
+            f" {_gib(2 * facts.bytes_per_block)}. Try increasing --kv-cache-memory-bytes or"
+            " --num-gpu-blocks-override when initializing the engine.",
             reason="NO_KV_CACHE_MEMORY",
         )
     # One block is null, so a request can hold all but one.
@@ -63,7 +63,7 @@ def _too_small(
         f" {_gib(needed_bytes)} KV cache is needed, which is larger than the available KV cache"
         f" memory ({_gib(available_bytes)}, {num_blocks} blocks of {block_size} tokens). Based on"
         " the available memory, the estimated maximum model length is"
-        f" {(num_blocks - 1) * block_size}. Try increasing --gpu-memory-utilization,"
+        f" {(num_blocks - 1) * block_size}. Try increasing"
         " --kv-cache-memory-bytes or --num-gpu-blocks-override, or decreasing --max-model-len"
         " when initializing the engine.",
         reason="KV_CACHE_TOO_SMALL",

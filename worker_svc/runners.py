@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagewire.engine_config import EngineConfig
+from pagewire.engine_config import CacheConfig, EngineConfig
 from worker_svc.sampler.version import SAMPLER_VERSION
 from worker_svc.sim.sampling import SAMPLER_VERSION as SIM_SAMPLER_VERSION
 from worker_svc.step import Runner
@@ -38,8 +38,13 @@ def make_runner(config: EngineConfig) -> Runner:
     """A runner for the configured device, not loaded yet.
 
     Raises:
-        ValueError: The device is not supported.
+        ValueError: The device is not supported, or a setting has no effect on it.
     """
+    if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
+        raise ValueError(
+            "gpu_memory_utilization has an effect on CUDA devices only: leave "
+            "--gpu-memory-utilization out and set --kv-cache-memory-bytes"
+        )
     if config.device.device == "sim":
         from worker_svc.sim.runner import SimRunner
 

@@ -30,7 +30,6 @@ class EngineConfig(_message.Message):
     PARALLEL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
-    ATTENTION_FIELD_NUMBER: _builtins.int
     OBSERVABILITY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___ModelConfig: ...
@@ -45,8 +44,6 @@ class EngineConfig(_message.Message):
     @_builtins.property
     def device(self) -> Global___DeviceConfig: ...
     @_builtins.property
-    def attention(self) -> Global___AttentionConfig: ...
-    @_builtins.property
     def observability(self) -> Global___ObservabilityConfig: ...
     def __init__(
         self,
@@ -57,12 +54,11 @@ class EngineConfig(_message.Message):
         parallel: Global___ParallelConfig | None = ...,
         load: Global___LoadConfig | None = ...,
         device: Global___DeviceConfig | None = ...,
-        attention: Global___AttentionConfig | None = ...,
         observability: Global___ObservabilityConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -76,14 +72,12 @@ class ModelConfig(_message.Message):
     SERVED_MODEL_NAME_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     """In tokens."""
     dtype: _builtins.str
-    seed: _builtins.int
     max_logprobs: _builtins.int
     batch_invariant: _builtins.bool
     @_builtins.property
@@ -95,13 +89,12 @@ class ModelConfig(_message.Message):
         served_model_name: _abc.Iterable[_builtins.str] | None = ...,
         max_model_len: _builtins.int | None = ...,
         dtype: _builtins.str = ...,
-        seed: _builtins.int = ...,
         max_logprobs: _builtins.int = ...,
         batch_invariant: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "max_model_len", b"max_model_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "seed", b"seed", "served_model_name", b"served_model_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "served_model_name", b"served_model_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_model_len: _TypeAlias = _typing.Literal["max_model_len"]  # noqa: Y015
     _WhichOneofArgType__max_model_len: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len"]  # noqa: Y015
@@ -266,28 +259,6 @@ class DeviceConfig(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_threads) -> _WhichOneofReturnType__num_threads | None: ...
 
 Global___DeviceConfig: _TypeAlias = DeviceConfig  # noqa: Y015
-
-@_typing.final
-class AttentionConfig(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
-    ENFORCE_EAGER_FIELD_NUMBER: _builtins.int
-    attention_backend: _builtins.str
-    enforce_eager: _builtins.bool
-    def __init__(
-        self,
-        *,
-        attention_backend: _builtins.str = ...,
-        enforce_eager: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "enforce_eager", b"enforce_eager"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AttentionConfig: _TypeAlias = AttentionConfig  # noqa: Y015
 
 @_typing.final
 class ObservabilityConfig(_message.Message):

@@ -63,7 +63,7 @@ def test_a_negative_seed_keeps_its_64_bits() -> None:
 
 def test_engine_config_survives_the_wire() -> None:
     config = EngineConfig(
-        model=ModelConfig(model="m", served_model_name=("a", "b"), max_model_len=77, seed=-5),
+        model=ModelConfig(model="m", served_model_name=("a", "b"), max_model_len=77),
         cache=CacheConfig(num_gpu_blocks_override=9, kv_cache_memory_bytes=2**40),
         scheduler=SchedulerConfig(max_num_batched_tokens=999),
     )

@@ -39,6 +39,8 @@ def test_a_cache_too_small_for_one_full_request_says_what_would_fit():
     with pytest.raises(FailedPreconditionError) as error:
         plan_kv_cache(make_config(num_gpu_blocks_override=16), make_facts())
     assert "max seq len (64)" in str(error.value)
+    assert "--kv-cache-memory-bytes or --num-gpu-blocks-override" in str(error.value)
+    assert "--gpu-memory" not in str(error.value)
     assert "estimated maximum model length is 60" in str(error.value)
 
 

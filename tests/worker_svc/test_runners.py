@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.engine_config import DeviceConfig, EngineConfig
+from pagewire.engine_config import CacheConfig, Device, DeviceConfig, EngineConfig
 from worker_svc.runners import describe_runner, make_runner, usable_cores
 from worker_svc.sim.runner import SimRunner
 
@@ -21,6 +21,15 @@ def test_the_simulated_device_has_the_simulated_runner() -> None:
 def test_cuda_is_refused_with_what_to_use() -> None:
     with pytest.raises(ValueError, match="--device cpu"):
         make_runner(EngineConfig(device=DeviceConfig(device="cuda")))
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim", "auto"])
+def test_a_setting_of_cuda_alone_is_refused_elsewhere(device: Device) -> None:
+    config = EngineConfig(
+        cache=CacheConfig(gpu_memory_utilization=0.5), device=DeviceConfig(device=device)
+    )
+    with pytest.raises(ValueError, match="--kv-cache-memory-bytes"):
+        make_runner(config)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_trace_is_replayed(capsys, tmp_path):
 
 
 def test_a_model_that_does_not_fit_says_which_flag_helps():
-    with pytest.raises(FailedPreconditionError, match="--gpu-memory-utilization"):
+    with pytest.raises(FailedPreconditionError, match="--kv-cache-memory-bytes"):
         run(config("--gpu=l4", "--sim-model=llama-3.1-70b"))
 
 
