@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from scheduler_svc.worker_client import GrpcExecutor
 from tests.e2e.stack import ROOT
 from tests.scheduler_svc.fakes import FakeClient
 from tests.worker_svc.harness import VOCABULARY, running_worker, write_model
+from tests.worker_svc.tiny_models import write_tiny_model
 from worker_svc.sim.oracle import expected_output
 
 MAX_MODEL_LEN = 128
@@ -47,9 +49,10 @@ def make_config(
     chunk: int = 64,
     num_blocks: int = LARGE,
     step_time_us: int = 0,
+    device: str = "sim",
 ) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(model=str(model), max_model_len=MAX_MODEL_LEN),
+        model=ModelConfig(model=str(model), dtype="float32", max_model_len=MAX_MODEL_LEN),
         cache=CacheConfig(
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=num_blocks,
@@ -60,7 +63,7 @@ def make_config(
             max_num_seqs=min(chunk, 33),
             async_scheduling=async_scheduling,
         ),
-        device=DeviceConfig(device="sim", sim_step_time_us=step_time_us),
+        device=DeviceConfig(device=device, sim_step_time_us=step_time_us),
     )
 
 
@@ -206,6 +209,57 @@ async def test_overlap_wastes_one_token_for_each_end_by_a_token(model: Path) -> 
                 output.total_num_scheduled_tokens for output in engine.executor.steps
             )
     assert num_scheduled[False] < num_scheduled[True] <= num_scheduled[False] + len(early)
+
+
+@pytest.fixture(scope="module")
+def torch_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("torch")
+    write_tiny_model(directory)
+    return directory
+
+
+async def outputs_of_torch(model: Path, **options: Any) -> dict[str, list[int]]:
+    """Tokens of requests whose every token depends on the ones before, by penalties too."""
+    rng = random.Random(5)
+    common = [rng.randrange(3, 160) for _ in range(24)]
+    ids = [f"r{index}" for index in range(12)]
+    async with (
+        running_worker() as worker,
+        running_engine(
+            make_config(model, device="cpu", **options), worker.server.address
+        ) as engine,
+    ):
+        for index, request_id in enumerate(ids):
+            prompt = [*common[: 8 * (index % 4)], *(rng.randrange(3, 160) for _ in range(9))]
+            params = SamplingParams(
+                max_tokens=20,
+                temperature=float(index % 2),
+                top_p=0.95,
+                seed=index,
+                repetition_penalty=1.3,
+                frequency_penalty=0.5,
+                presence_penalty=0.2,
+                min_tokens=4,
+            )
+            engine.add(request_id, prompt, params)
+        await engine.client.wait_finished(*ids)
+        stats = engine.core.make_stats()
+    num_blocks = options.get("num_blocks", LARGE)
+    assert stats is not None and (stats.num_preemptions > 0) == (num_blocks == TINY)
+    return engine.client.token_ids
+
+
+@pytest.mark.parametrize("chunk", [16, 4096])
+async def test_a_torch_model_gives_the_same_tokens_with_overlap(
+    torch_model: Path, chunk: int
+) -> None:
+    plain = await outputs_of_torch(
+        torch_model, async_scheduling=False, enable_prefix_caching=False, chunk=4096
+    )
+    assert sum(map(len, plain.values())) > 12 * 10
+    for num_blocks in (TINY, LARGE):
+        overlapped = await outputs_of_torch(torch_model, chunk=chunk, num_blocks=num_blocks)
+        assert overlapped == plain
 
 
 @contextmanager
