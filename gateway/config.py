@@ -32,6 +32,8 @@ class RequestLimits:
     """Most outputs generated at a time over all clients; more are refused with 429."""
     max_buffered_output_bytes: int = 4 * _MIB
     """Output that waits for one slow client; a request that exceeds it is ended."""
+    max_connections: int = 16384
+    """Most HTTP connections at a time; requests on more get 503."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

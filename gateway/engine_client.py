@@ -50,7 +50,7 @@ class EngineSettings:
 
 
 class EngineClient:
-    """Implements `RequestOwner` and `StreamOwner`. Used from one event loop; `run` is its only task.
+    """Implements `RequestOwner` and `StreamOwner`. Used from one loop; `run` is its only task.
 
     A live request is owned by one client: it is on its stream, or among its orphans while there is
     no stream that takes it.

@@ -61,7 +61,9 @@ class GatewayServer:
         timeout_s = config.timeouts.body_timeout_s
         settings = HttpSettings(config.limits, timeout_s, config.api_key)
         app = build_app(self.service, metrics, settings)
-        self.http_server = HttpServer(app, config.host, config.http_port)
+        self.http_server = HttpServer(
+            app, config.host, config.http_port, config.limits.max_connections
+        )
 
     async def start(self) -> None:
         """Open the ports and start to connect; readiness follows by itself.

@@ -87,12 +87,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         context: Context,
     ) -> None:
         async with self._service.generate(request) as generation:
-            await context.write(wrap(convert.started(generation)))
+
+            async def write(event: convert.Event) -> None:
+                async with generation.deadline():  # a client may stop reading for good
+                    await context.write(wrap(event))
+
+            await write(convert.started(generation))
             async for outputs in generation.outputs():
                 for event in convert.output_events(outputs, with_token_ids):
-                    async with generation.deadline():  # a client may stop reading for good
-                        await context.write(wrap(event))
-            await context.write(wrap(convert.usage_message(generation.usage)))
+                    await write(event)
+            await write(convert.usage_message(generation.usage))
 
     def _check(self, context: Context) -> None:
         metadata: Any = context.invocation_metadata() or ()

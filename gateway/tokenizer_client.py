@@ -22,7 +22,6 @@ from gateway.generation import ChatMessage, ChatPrompt
 from gateway.streams import Backoff, StreamLostError
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import (
-    DeadlineExceededError,
     PagewireError,
     ServiceUnavailableError,
     from_rpc_error,
@@ -154,20 +153,22 @@ class TokenizerClient:
         self._on_change()
 
     async def _call(self, call: Callable[[Stub, float], Awaitable[R]]) -> R:
-        """Make a unary call, again after a loss, until it is answered or its time is over.
+        """Make a unary call, again after a loss, as long as a reconnect may well take.
 
         Raises:
             PagewireError: What the tokenizer answered, or that it cannot be reached in time.
         """
-        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._timeout_s
+        patience_s = loop.time() + min(self._connect_timeout_s, self._timeout_s)
         while True:
-            stub = await self._wait_for_stub(deadline_s)
-            left_s = max(deadline_s - asyncio.get_running_loop().time(), 0.001)
+            stub = await self._wait_for_stub(patience_s)
+            left_s = max(deadline_s - loop.time(), 0.001)
             try:
                 return await call(stub, left_s)
             except grpc.aio.AioRpcError as exc:
                 error: PagewireError = from_rpc_error(exc)
-                if not isinstance(error, ServiceUnavailableError):
+                if not isinstance(error, ServiceUnavailableError) or loop.time() >= patience_s:
                     raise error from exc
                 log.info("tokenizer_call_failed", details=exc.details())
             await asyncio.sleep(_RETRY_WAIT_S)  # the stream's loss is noticed meanwhile
@@ -178,12 +179,16 @@ class TokenizerClient:
                 while (stub := self._stub) is None:
                     await self._connected.wait()
         except TimeoutError:
-            message = "the tokenizer did not answer in time"
-            raise DeadlineExceededError(message, reason="TOKENIZER_TIMEOUT") from None
+            raise ServiceUnavailableError(
+                "no tokenizer is connected; try again soon",
+                reason="TOKENIZER_UNAVAILABLE",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
         return stub
 
 
 _RETRY_WAIT_S = 0.1
+_RETRY_AFTER_S = 1.0
 
 
 def _template_message(message: ChatMessage) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.generation import GenerationRequest, Output, Usage
 from gateway.http.disconnect import while_connected
@@ -28,6 +28,9 @@ _SSE_HEADERS = [
     # Proxies of nginx's kind would hold events back.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+_DONE: Message = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
 
 
 class Shape(Protocol):
@@ -113,19 +116,24 @@ class StreamedAnswer:
 
     async def _stream(self, send: Send) -> None:
         async with self._service.generate(self._request) as generation:
-            await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+
+            async def send_in_time(message: Message) -> None:
+                async with generation.deadline():  # a client may stop reading for good
+                    await send(message)
+
+            start = {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
+            await send_in_time(start)
             try:
-                await self._send_events(generation, send)
+                await self._send_events(generation, send_in_time)
+                await send_in_time(_DONE)
             except Exception as exc:
                 await _send_last_words(send, error_object(to_pagewire_error(exc)))
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         await _send(send, self._with_usage(generation, self._shape.first_chunks(generation)))
         async for outputs in generation.outputs():
             chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
-            async with generation.deadline():  # a client may stop reading for good
-                await _send(send, self._with_usage(generation, chunks))
+            await _send(send, self._with_usage(generation, chunks))
         if self._options.include_usage:
             chunk = self._shape.usage_chunk(generation)
             chunk["usage"] = usage_object(generation.usage)
@@ -151,10 +159,11 @@ async def _send(send: Send, chunks: Iterable[dict[str, Any]]) -> None:
 
 
 async def _send_last_words(send: Send, error: dict[str, Any]) -> None:
-    """Send the error event, unless the client does not read it."""
+    """Send the error event and the end, unless the client does not read them."""
     try:
         async with asyncio.timeout(_LAST_WORDS_TIMEOUT_S):
             await _send(send, [error])
+            await send(_DONE)
     except TimeoutError:
         raise ClientGoneError from None
 

@@ -6,9 +6,10 @@ body, build a `GenerationRequest` and hand it to an answer of `answers`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -23,15 +24,19 @@ from gateway.http.answers import Shape, StreamedAnswer, WholeAnswer
 from gateway.http.chat import ChatShape, read_chat
 from gateway.http.completions import CompletionShape, read_completion
 from gateway.http.fields import Fields
-from gateway.http.json_body import read_json_object
+from gateway.http.json_body import parse_json_object, read_body
 from gateway.http.json_response import json_response
 from gateway.http.parameters import UnknownNames, read_stream_options
 from gateway.http.scope import HttpScope
 from gateway.metrics import GatewayMetrics
 from gateway.request_service import RequestService
+from pagewire import __version__
 from pagewire.kit.errors import NotFoundError
 
 _OWNER = "pagewire"
+
+# Larger bodies are parsed beside the event loop, which other clients need meanwhile.
+_MAX_INLINE_BODY_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,11 @@ class _Api:
         self._metrics = metrics
         self._settings = settings
         self._unknown = UnknownNames()
+        max_prompts = settings.limits.max_outputs_per_request
+        self._read_completion = partial(read_completion, max_prompts=max_prompts)
 
     async def completions(self, request: Request) -> Any:
-        return await self._generate(request, read_completion, CompletionShape)
+        return await self._generate(request, self._read_completion, CompletionShape)
 
     async def chat_completions(self, request: Request) -> Any:
         return await self._generate(request, read_chat, ChatShape)
@@ -95,7 +102,7 @@ class _Api:
         return json_response({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
-        return json_response({"version": package_version()})
+        return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
         body = generate_latest(self._metrics.registry)
@@ -108,11 +115,11 @@ class _Api:
         shape_of: Callable[[bool], Shape],
     ) -> WholeAnswer | StreamedAnswer:
         settings = self._settings
-        body = await read_json_object(
-            request, settings.limits.max_body_bytes, settings.body_timeout_s
-        )
-        fields = Fields(body)
-        generation_request = read(fields)
+        body = await read_body(request, settings.limits.max_body_bytes, settings.body_timeout_s)
+        if len(body) > _MAX_INLINE_BODY_BYTES:
+            fields, generation_request = await asyncio.to_thread(_parse, body, read)
+        else:
+            fields, generation_request = _parse(body, read)
         stream = fields.boolean("stream")
         options = read_stream_options(fields, stream)
         shape = shape_of(fields.boolean("return_token_ids"))
@@ -134,9 +141,8 @@ class _Api:
         }
 
 
-def package_version() -> str:
-    """Return pagewire's version; `unknown` in a tree that is not installed."""
-    try:
-        return version("pagewire")
-    except PackageNotFoundError:
-        return "unknown"
+def _parse(
+    body: bytes, read: Callable[[Fields], GenerationRequest]
+) -> tuple[Fields, GenerationRequest]:
+    fields = Fields(parse_json_object(body))
+    return fields, read(fields)

@@ -17,13 +17,18 @@ from gateway.http.parameters import (
     refuse_unsupported,
 )
 from gateway.live_generation import Generation
+from pagewire.kit.errors import InvalidRequestError
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
-def read_completion(fields: Fields) -> GenerationRequest:
+def read_completion(fields: Fields, max_prompts: int) -> GenerationRequest:
     """Return what the body asks for.
+
+    Args:
+        fields: The body.
+        max_prompts: More are refused before they are looked at.
 
     Raises:
         InvalidRequestError: Names the field.
@@ -31,7 +36,7 @@ def read_completion(fields: Fields) -> GenerationRequest:
     refuse_unsupported(fields)
     return GenerationRequest(
         model=fields.text("model") or "",
-        prompts=_read_prompts(fields.get("prompt")),
+        prompts=_read_prompts(fields.get("prompt"), max_prompts),
         sampling=read_sampling(fields, ("max_tokens",)),
         n=read_n(fields),
         default_max_tokens=DEFAULT_MAX_TOKENS,
@@ -80,7 +85,7 @@ class CompletionShape:
         return choice | ({"token_ids": output.token_ids} if self.return_token_ids else {})
 
 
-def _read_prompts(value: Any) -> tuple[Prompt, ...]:
+def _read_prompts(value: Any, max_prompts: int) -> tuple[Prompt, ...]:
     """Read a text, token ids, or an array of either."""
     if isinstance(value, str):
         return (check_text(value, "prompt"),)
@@ -92,6 +97,12 @@ def _read_prompts(value: Any) -> tuple[Prompt, ...]:
         raise invalid("prompt", "must not be empty")
     if not isinstance(value[0], str | list):
         return (_read_token_ids(value, "prompt"),)
+    if len(value) > max_prompts:
+        raise InvalidRequestError(
+            f"prompt: {len(value)} prompts are too many; at most {max_prompts} are taken",
+            reason="TOO_MANY_OUTPUTS",
+            field="prompt",
+        )
     return tuple(_read_prompt(each, f"prompt[{i}]") for i, each in enumerate(value))
 
 

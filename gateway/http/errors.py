@@ -32,6 +32,11 @@ _STATUSES: dict[grpc.StatusCode, tuple[int, str]] = {
     grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable_error"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
 }
+# Fields that have another name over HTTP than inside.
+_FIELD_NAMES = {
+    "template_arguments": "chat_template_kwargs",
+    "template_arguments_json": "chat_template_kwargs",
+}
 _INTERNAL = (500, "server_error")
 _ROUTER_CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -75,7 +80,11 @@ def status_of(error: PagewireError) -> int:
 def error_object(error: PagewireError) -> dict[str, Any]:
     """Return the error as OpenAI's object, for a body or an event of a stream."""
     kind = _STATUSES.get(error.code, _INTERNAL)[1]
-    return _object(error.message, kind, error.field, error.reason.lower())
+    field, message = error.field, error.message
+    if field in _FIELD_NAMES:
+        message = message.replace(field, _FIELD_NAMES[field])
+        field = _FIELD_NAMES[field]
+    return _object(message, kind, field, error.reason.lower())
 
 
 def to_pagewire_error(exc: Exception) -> PagewireError:

@@ -112,9 +112,12 @@ def check_text(value: Any, path: str) -> str:
     """
     if not isinstance(value, str):
         raise wrong_type(path, value, "a string")
-    # JSON can escape one half of a surrogate pair, which no UTF-8 text holds.
-    if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-        raise invalid(path, "holds a lone surrogate, which is no character")
+    if not value.isascii():
+        # JSON can escape one half of a surrogate pair, which no UTF-8 text holds.
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise invalid(path, "holds a lone surrogate, which is no character") from None
     return value
 
 

@@ -17,23 +17,21 @@ from gateway.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneE
 from pagewire.kit.errors import InvalidRequestError
 
 
-async def read_json_object(request: Request, max_bytes: int, timeout_s: float) -> dict[str, Any]:
-    """Return the body's object.
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the whole body.
 
     Raises:
-        InvalidRequestError: It is no JSON object.
         BodyTooLargeError: It has more than `max_bytes`.
         BodyTimeoutError: It did not arrive in `timeout_s`.
         ClientGoneError: The client left before it was complete.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            body = await _read(request, max_bytes)
+            return await _read(request, max_bytes)
     except TimeoutError:
         raise BodyTimeoutError(timeout_s) from None
     except ClientDisconnect:
         raise ClientGoneError from None
-    return parse_json_object(body)
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

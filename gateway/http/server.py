@@ -26,7 +26,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves the application on one address. `start`, then `stop`."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, max_connections: int) -> None:
         self._host = host
         self._port = port
         self._task: asyncio.Task[None] | None = None
@@ -39,6 +39,7 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                limit_concurrency=max_connections,  # a 503 beyond it
                 timeout_graceful_shutdown=_MAX_CLOSE_S,
             )
         )

@@ -78,6 +78,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     def __init__(self, fingerprint: str = FINGERPRINT, listen: str = "127.0.0.1:0") -> None:
         self.fingerprint, self.requests, self.num_streams = fingerprint, list[Any](), 0
+        self.chat_error: Exception | None = None
         self._lost = asyncio.Event()
         self._server = ServiceServer(
             ServerConfig(listen=listen),
@@ -122,6 +123,8 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def RenderChat(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
+        if self.chat_error is not None:
+            raise self.chat_error
         if not request.messages:
             raise InvalidRequestError("a conversation needs a message", field="messages")
         text = "".join(f"<{message.role}>{message.content}\n" for message in request.messages)

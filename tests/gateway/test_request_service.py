@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gateway.config import RequestLimits
+from gateway.config import RequestLimits, Timeouts
 from gateway.generation import GenerationRequest
-from pagewire.kit.errors import InternalError, QueueFullError
+from pagewire.kit.errors import InternalError, QueueFullError, ServiceUnavailableError
 from tests.fakes.fake_tokenizer import BOS, FakeTokenizer, encode
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -65,3 +65,14 @@ async def test_a_request_that_no_message_can_hold_fails_alone(gateway: Gateway) 
         outputs = [output async for batch in generation.outputs() for output in batch]
     assert "".join(output.text for output in outputs) == "cb"
     assert len(gateway.scheduler.opens) == 1
+
+
+async def test_a_tokenizer_that_stays_away_is_unavailable_before_the_calls_deadline(
+    run_gateway: GatewayFactory,
+) -> None:
+    timeouts = Timeouts(connect_timeout_s=0.3, tokenizer_timeout_s=300.0)
+    async with run_gateway(timeouts=timeouts) as gateway:
+        await gateway.tokenizer.__aexit__()
+        with pytest.raises(ServiceUnavailableError) as caught:
+            await gateway.server.service.tokenizer.encode(["ab"])
+    assert caught.value.retry_after_s

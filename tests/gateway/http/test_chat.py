@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pagewire.kit.errors import InvalidRequestError
 from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL
 from tests.fakes.fake_tokenizer import decode, encode
 from tests.gateway.conftest import Gateway
@@ -81,6 +82,16 @@ async def test_template_arguments_reach_the_template(gateway: Gateway) -> None:
     )
     rendered = gateway.tokenizer.requests[0]
     assert json.loads(rendered.template_arguments_json) == {"think": False}
+
+
+async def test_an_error_of_the_template_names_the_field_of_the_body(gateway: Gateway) -> None:
+    gateway.tokenizer.chat_error = InvalidRequestError(
+        "template_arguments: cannot be messages", field="template_arguments"
+    )
+    answer = await gateway.http.post("/v1/chat/completions", json=chat())
+    error = answer.json()["error"]
+    assert error["param"] == "chat_template_kwargs"
+    assert error["message"] == "chat_template_kwargs: cannot be messages"
 
 
 BAD = [

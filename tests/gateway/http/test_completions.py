@@ -247,6 +247,21 @@ async def test_values_that_change_nothing_and_hints_are_accepted(gateway: Gatewa
     await post(
         gateway, suffix="", best_of=1, echo=False, logprobs=None, user="me", store=True, new_name=1
     )
+    await post(gateway, tools=[], functions=[], tool_choice="auto", function_call="auto")
+
+
+async def test_too_many_prompts_are_refused_before_they_are_read(gateway: Gateway) -> None:
+    answer = await gateway.http.post("/v1/completions", json=completion(prompt=["a"] * 999 + [{}]))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "too_many_outputs"), error
+
+
+@pytest.mark.parametrize("num_chars", [10, 300_000])
+async def test_a_body_of_any_size_is_read_alike(gateway: Gateway, num_chars: int) -> None:
+    answer = await gateway.http.post("/v1/completions", json=completion(user="é" * num_chars))
+    assert answer.status_code == 200
+    bad = await gateway.http.post("/v1/completions", json=completion(user="é" * num_chars, n="x"))
+    assert (bad.status_code, bad.json()["error"]["param"]) == (400, "n")
 
 
 async def test_logit_bias_reaches_the_engine(gateway: Gateway) -> None:
