@@ -9,9 +9,16 @@ from typing import Any
 from starlette.responses import Response
 
 
+# Line ends to Unicode but not to SSE: clients that split an event stream with their language's
+# splitlines would cut an event in two. JSON may have them escaped.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
 def to_json(value: Any) -> bytes:
-    """Return compact JSON; a lone surrogate, which UTF-8 does not have, becomes `?`."""
+    """Return compact JSON on one line; a lone surrogate, which UTF-8 does not have, becomes `?`."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if not text.isascii():
+        text = text.translate(_LINE_ENDS)
     return text.encode("utf-8", "replace")
 
 
