@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-
 # Line ends to Unicode but not to SSE: clients that split an event stream with their language's
 # splitlines would cut an event in two. JSON may have them escaped.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})

@@ -144,7 +144,8 @@ def _worker_progress(record: dict[str, Any]) -> tuple[str, str]:
     """Return what a worker does and how far it is: the scheduler passes on what each one tells."""
     stage = str(record.get("stage")).replace("_", " ")
     done, total = record.get("done"), record.get("total")
-    if not isinstance(total, int) or not isinstance(done, int) or total <= 0:
+    # A stage that cannot tell how far it is stays at 0: no figure says that better.
+    if not isinstance(total, int) or not isinstance(done, int) or not 0 < done <= total:
         return f"worker: {stage}", ""
     return f"worker: {stage}", f" {100 * done // total} %"
 

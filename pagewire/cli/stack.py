@@ -82,12 +82,26 @@ class GatewayOptions:
     """Most outputs of one request: prompts times n."""
     max_live_outputs: int = 8192
     """Most outputs generated at a time over all clients; more are refused with 429."""
+    max_connections: int = 16384
+    """Most HTTP connections at a time; requests on more get 503."""
     max_buffered_output_bytes: int = 4 * _MIB
     """Output that waits for one slow client; a request that exceeds it is ended."""
     request_timeout_s: float = field(default=3600.0, metadata={"flag": "--request-timeout"})
     """Seconds until a request is ended, unless its client set a shorter deadline."""
     recovery_timeout_s: float = field(default=120.0, metadata={"flag": "--recovery-timeout"})
     """Seconds that live requests wait for a lost scheduler or tokenizer to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerOptions:
+    """What the tokenizer service takes over."""
+
+    tokenizer: str | None = None
+    """Tokenizer in place of the model's own, in the same forms."""
+    chat_template: str | None = None
+    """File with a Jinja chat template in place of the model's own."""
+    trust_request_chat_template: bool = False
+    """Let requests bring their own chat template (it runs in a sandbox with limits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,7 @@ class ServeConfig:
 
     stack: StackConfig = field(default_factory=StackConfig)
     gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    tokenizer: TokenizerOptions = field(default_factory=TokenizerOptions)
     secrets: SecretOptions = field(default_factory=SecretOptions)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -180,6 +195,7 @@ def plan_children(
         "tokenizer": [
             f"--model={model}",
             *([f"--revision={revision}"] if revision is not None else []),
+            *to_argv(config.tokenizer, env=environment),
         ],
     }
     return [

@@ -13,6 +13,7 @@ from pagewire.cli.stack import (
     GatewayOptions,
     ServeConfig,
     StackConfig,
+    TokenizerOptions,
     choose_addresses,
     plan_children,
     plan_environment,
@@ -98,6 +99,14 @@ def test_every_setting_of_the_gateway_is_given_or_left_out_on_purpose():
     planned = {flag.partition("=")[0] for flag in plan()["gateway"]}
     left_out = {"--gateway-id", "--tokenizer-timeout", "--connect-timeout", "--body-timeout"}
     assert {s.flag for s in settings_of(GatewayConfig)} - serve - planned == left_out
+
+
+def test_the_settings_of_the_tokenizer_are_its_own_and_reach_it():
+    own = {s.flag: (s.default, s.help) for s in settings_of(TokenizerServiceConfig)}
+    options = {s.flag: (s.default, s.help) for s in settings_of(TokenizerOptions)}
+    assert options.items() <= own.items()
+    flags = ["--chat-template=t.jinja", "--tokenizer=other", "--trust-request-chat-template"]
+    assert set(flags) <= set(plan(*flags)["tokenizer"])
 
 
 def test_keys_travel_in_the_environment():
