@@ -10,7 +10,6 @@ and no worker; `engine_core` calls `add_request`, `finish_requests`, `schedule` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import inf
 
 from pagewire.kit.errors import AlreadyExistsError
@@ -23,7 +22,6 @@ from scheduler_svc.output import (
     EngineCoreOutputs,
     FinishedRequest,
     ModelRunnerOutput,
-    NewRequestData,
     ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,
@@ -31,50 +29,12 @@ from scheduler_svc.output import (
 from scheduler_svc.pause import PauseState
 from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
 from scheduler_svc.request_queue import create_request_queue
+from scheduler_svc.step_plan import StepPlan, new_request_data
 from scheduler_svc.stop import FinishReason, Stop, check_stop
 from scheduler_svc.suspicion import Suspects
 
 ABORTED = Stop(FinishReason.ABORT)
 FAILED = Stop(FinishReason.ERROR)
-
-
-@dataclass(slots=True)
-class _StepPlan:
-    """The step that `schedule` is putting together, in columns by row."""
-
-    token_budget: int
-    requests: list[Request] = field(default_factory=list)
-    num_scheduled_tokens: list[int] = field(default_factory=list)
-    cached_req_ids: list[str] = field(default_factory=list)
-    new_block_ids: list[Sequence[int]] = field(default_factory=list)
-    new_reqs: list[NewRequestData] = field(default_factory=list)
-    preempted_req_ids: list[str] = field(default_factory=list)
-
-    def add_cached(self, request: Request, num_new: int, block_ids: Sequence[int]) -> None:
-        self.token_budget -= num_new
-        self.requests.append(request)
-        self.num_scheduled_tokens.append(num_new)
-        self.cached_req_ids.append(request.request_id)
-        self.new_block_ids.append(block_ids)
-
-    def remove(self, request: Request) -> bool:
-        """Take a request out again, its tokens go back to the budget; False if it is not in.
-
-        Only before new requests are added: rows and cached columns still go together.
-        """
-        if request not in self.requests:
-            return False
-        row = self.requests.index(request)
-        for column in (self.requests, self.cached_req_ids, self.new_block_ids):
-            del column[row]
-        self.token_budget += self.num_scheduled_tokens.pop(row)
-        return True
-
-    def add_new(self, request: Request, num_new: int, data: NewRequestData) -> None:
-        self.token_budget -= num_new
-        self.requests.append(request)
-        self.num_scheduled_tokens.append(num_new)
-        self.new_reqs.append(data)
 
 
 class Scheduler:
@@ -189,7 +149,7 @@ class Scheduler:
         """
         paused = self.pause_state
         budget = 0 if paused is PauseState.PAUSED_ALL else self.limits.max_num_batched_tokens
-        plan = _StepPlan(budget)
+        plan = StepPlan(budget)
         self.kv_cache.begin_step(self._step + 1)
         self._schedule_running(plan)
         if paused is PauseState.UNPAUSED and not plan.preempted_req_ids:
@@ -349,7 +309,7 @@ class Scheduler:
 
     # The passes of schedule().
 
-    def _schedule_running(self, plan: _StepPlan) -> None:
+    def _schedule_running(self, plan: StepPlan) -> None:
         # By index: a preemption shortens the list, before or behind the cursor's request.
         running, index = self._running, 0
         while index < len(running) and plan.token_budget > 0:
@@ -365,7 +325,7 @@ class Scheduler:
                     index = running.index(request)
             index += 1
 
-    def _schedule_waiting(self, plan: _StepPlan, now_s: float) -> None:
+    def _schedule_waiting(self, plan: StepPlan, now_s: float) -> None:
         # The head of the queue is never skipped for a smaller request.
         while (
             self._waiting
@@ -392,9 +352,9 @@ class Scheduler:
             if block_ids is None:
                 return
             self._start(request, hit, now_s)
-            plan.add_new(request, num_new, _new_request_data(request, block_ids))
+            plan.add_new(request, num_new, new_request_data(request, block_ids))
 
-    def _take_output(self, plan: _StepPlan, draws: Sequence[bool]) -> SchedulerOutput:
+    def _take_output(self, plan: StepPlan, draws: Sequence[bool]) -> SchedulerOutput:
         self._step += 1
         output = SchedulerOutput(
             step=self._step,
@@ -410,7 +370,7 @@ class Scheduler:
         self._finished_req_ids, self._preempted_req_ids = [], []
         return output
 
-    def _advance(self, plan: _StepPlan) -> list[bool]:
+    def _advance(self, plan: StepPlan) -> list[bool]:
         rows = zip(plan.requests, plan.num_scheduled_tokens, strict=True)
         return [request.advance(num_new) for request, num_new in rows]
 
@@ -422,7 +382,7 @@ class Scheduler:
         return threshold if 0 < threshold < num_new else num_new
 
     def _allocate_or_preempt(
-        self, request: Request, num_new: int, plan: _StepPlan
+        self, request: Request, num_new: int, plan: StepPlan
     ) -> Sequence[int] | None:
         """Make room for a running request, at the cost of others if need be.
 
@@ -527,16 +487,3 @@ def _outputs_for(
     if client is None:
         client = outputs[request.client_id] = EngineCoreOutputs(step)
     return client
-
-
-def _new_request_data(request: Request, block_ids: Sequence[int]) -> NewRequestData:
-    core_request = request.core_request
-    return NewRequestData(
-        request_id=request.request_id,
-        prompt_token_ids=core_request.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
-        sampling_params=core_request.sampling_params,
-        num_computed_tokens=request.num_computed_tokens,
-        block_ids=block_ids,
-        lora_digest=core_request.lora_digest,
-    )

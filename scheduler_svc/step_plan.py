@@ -1,0 +1,66 @@
+"""The step that `scheduler` is putting together, before it becomes a `SchedulerOutput`.
+
+It keeps the step's columns and its token budget together, so that a row can be taken out again
+when its request has to give way. It decides nothing and knows no queue, block or worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scheduler_svc.output import NewRequestData
+from scheduler_svc.request import Request
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """The step that `schedule` is putting together, in columns by row."""
+
+    token_budget: int
+    requests: list[Request] = field(default_factory=list)
+    num_scheduled_tokens: list[int] = field(default_factory=list)
+    cached_req_ids: list[str] = field(default_factory=list)
+    new_block_ids: list[Sequence[int]] = field(default_factory=list)
+    new_reqs: list[NewRequestData] = field(default_factory=list)
+    preempted_req_ids: list[str] = field(default_factory=list)
+
+    def add_cached(self, request: Request, num_new: int, block_ids: Sequence[int]) -> None:
+        self.token_budget -= num_new
+        self.requests.append(request)
+        self.num_scheduled_tokens.append(num_new)
+        self.cached_req_ids.append(request.request_id)
+        self.new_block_ids.append(block_ids)
+
+    def remove(self, request: Request) -> bool:
+        """Take a request out again, its tokens go back to the budget; False if it is not in.
+
+        Only before new requests are added: rows and cached columns still go together.
+        """
+        if request not in self.requests:
+            return False
+        row = self.requests.index(request)
+        for column in (self.requests, self.cached_req_ids, self.new_block_ids):
+            del column[row]
+        self.token_budget += self.num_scheduled_tokens.pop(row)
+        return True
+
+    def add_new(self, request: Request, num_new: int, data: NewRequestData) -> None:
+        self.token_budget -= num_new
+        self.requests.append(request)
+        self.num_scheduled_tokens.append(num_new)
+        self.new_reqs.append(data)
+
+
+def new_request_data(request: Request, block_ids: Sequence[int]) -> NewRequestData:
+    """Return what a worker needs to know of a request that it does not know."""
+    core_request = request.core_request
+    return NewRequestData(
+        request_id=request.request_id,
+        prompt_token_ids=core_request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        sampling_params=core_request.sampling_params,
+        num_computed_tokens=request.num_computed_tokens,
+        block_ids=block_ids,
+        lora_digest=core_request.lora_digest,
+    )
