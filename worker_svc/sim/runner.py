@@ -196,4 +196,5 @@ class SimRunner:
         """The rest of the step's simulated time; this thread stands for the device."""
         rest_s = self._step_time.seconds(step) - (time.perf_counter_ns() - begin_ns) / 1e9
         if rest_s > 0:
+            # The time itself is what is simulated; it passes on the device thread, never on a loop.
             time.sleep(rest_s)
