@@ -143,7 +143,19 @@ class Stack:
 
     def runtime_files(self) -> list[Path]:
         """Return what the stack left, or has, in its folder."""
-        return sorted(self.base.rglob("pagewire-*/**"))
+        # `**` alone would give folders and no files.
+        return sorted([*self.base.rglob("pagewire-*"), *self.base.rglob("pagewire-*/**/*")])
+
+    def wait_no_files(self) -> list[Path]:
+        """Wait until the folder is empty; return what is left.
+
+        A process that is ending has no environment any more, so `processes` may miss it while it
+        still cleans up.
+        """
+        deadline = time.monotonic() + 10
+        while self.runtime_files() and time.monotonic() < deadline:
+            os.sched_yield()
+        return self.runtime_files()
 
     def end(self, *signals: signal.Signals) -> int:
         """Send the signals and wait until the supervisor has ended; return its exit code."""
