@@ -193,6 +193,52 @@ class ObservabilityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Drafting tokens that one step verifies; the output is the same with and without."""
+
+    speculative_method: Literal["none", "ngram"] = "none"
+    """Where drafts come from. `ngram`: what followed the last tokens earlier in the sequence."""
+    num_speculative_tokens: int = 5
+    """Most drafts of a request in one step; fewer where few were right lately."""
+    prompt_lookup_max: int = 5
+    """`ngram`: longest run of last tokens that is looked up."""
+    prompt_lookup_min: int = 2
+    """`ngram`: shortest run of last tokens that is looked up."""
+
+    def __post_init__(self) -> None:
+        drafts, shortest = self.num_speculative_tokens, self.prompt_lookup_min
+        check("num_speculative_tokens", drafts, 1 <= drafts <= 128, "must be 1 to 128")
+        check("prompt_lookup_min", shortest, shortest >= 1, "must be at least 1")
+        longest = self.prompt_lookup_max
+        rule = f"must be prompt_lookup_min ({shortest}) to 64"
+        check("prompt_lookup_max", longest, shortest <= longest <= 64, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputsConfig:
+    """Outputs that follow a JSON schema, a regular expression, a choice or a grammar."""
+
+    grammar_compile_timeout_s: float = 10.0
+    """Longest time until a request's grammar is ready; then the request ends with an error."""
+    max_grammar_bytes: int = 262_144
+    """Longest schema, expression or grammar of a request, in UTF-8 bytes."""
+    grammar_compile_threads: int = 2
+    """Grammars that are compiled at once."""
+    grammar_cache_size: int = 256
+    """Compiled grammars that are kept for later requests with the same one; 0: none."""
+
+    def __post_init__(self) -> None:
+        timeout = self.grammar_compile_timeout_s
+        check("grammar_compile_timeout_s", timeout, 0 < timeout <= 600, "must be in (0, 600]")
+        size = self.max_grammar_bytes
+        check("max_grammar_bytes", size, 1 <= size <= 16_777_216, "must be 1 to 16777216")
+        threads = self.grammar_compile_threads
+        check("grammar_compile_threads", threads, 1 <= threads <= 64, "must be 1 to 64")
+        cached = self.grammar_cache_size
+        check("grammar_cache_size", cached, 0 <= cached <= 100_000, "must be 0 to 100000")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of one engine; see the sub-configs."""
 
@@ -203,6 +249,8 @@ class EngineConfig:
     load: LoadConfig = field(default_factory=LoadConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     def __post_init__(self) -> None:
         self._check_prefill_fits()

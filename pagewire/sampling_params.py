@@ -33,6 +33,44 @@ MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """A form that the whole output has; exactly one field is set."""
+
+    json_schema: str | None = None
+    """A JSON schema, as JSON text."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """A regular expression that matches the whole output."""
+    choice: tuple[str, ...] = ()
+    """One of these texts."""
+    grammar: str | None = None
+    """A grammar in Lark's notation, as llguidance understands it."""
+
+    def __post_init__(self) -> None:
+        given = (self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar)
+        num_given = sum(value is not None and value != () for value in given)
+        if num_given != 1:
+            rule = "exactly one of json_schema, json_object, regex, choice and grammar must be set"
+            raise _invalid("structured_outputs", num_given, rule)
+        if any(not _is_unicode(text) for text in self.texts):
+            raise _invalid("structured_outputs", "...", "a text must not hold a lone surrogate")
+        if any(text == "" for text in self.texts):
+            raise _invalid("structured_outputs", "''", "a text must not be empty")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What the client wrote."""
+        single = (self.json_schema, self.regex, self.grammar)
+        return (*(text for text in single if text is not None), *self.choice)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of all texts in UTF-8."""
+        return sum(len(text.encode()) for text in self.texts)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling and stopping of one request; every field has the OpenAI / vLLM default."""
 
@@ -78,6 +116,8 @@ class SamplingParams:
     """Words that the output must not hold; tokenized by the gateway. At most 128."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`bad_words` as token ids, both with and without a leading space. At most 64 tokens each."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the output must be; None: anything."""
 
     def __post_init__(self) -> None:
         self._check_sizes()

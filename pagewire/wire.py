@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import SamplingParams, StructuredOutputs
 from pagewire.v1 import common_pb2, engine_config_pb2
 
 # Fields whose names and shapes are alike on both sides.
@@ -50,6 +50,8 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
         if value is not None:
             # A negative seed is the same 64 bits.
             setattr(message, name, value % 2**64 if name == "seed" else value)
+    if params.structured_outputs is not None:
+        message.structured_outputs.CopyFrom(_structured_outputs_to_proto(params.structured_outputs))
     return message
 
 
@@ -73,7 +75,30 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         include_stop_str_in_output=message.include_stop_str_in_output,
         logit_bias=tuple(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
         bad_words_token_ids=_split(message.bad_word_token_ids, message.bad_word_lengths),
+        structured_outputs=_structured_outputs_from_proto(message.structured_outputs)
+        if message.HasField("structured_outputs")
+        else None,
     )
+
+
+def _structured_outputs_to_proto(outputs: StructuredOutputs) -> common_pb2.StructuredOutputs:
+    message = common_pb2.StructuredOutputs()
+    if outputs.choice:
+        message.choice.choices.extend(outputs.choice)
+    else:
+        for name in ("json_schema", "json_object", "regex", "grammar"):
+            if value := getattr(outputs, name):
+                setattr(message, name, value)
+    return message
+
+
+def _structured_outputs_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOutputs:
+    values: dict[str, Any] = {}
+    kind = message.WhichOneof("constraint")
+    if kind is not None:
+        value = getattr(message, kind)
+        values[kind] = tuple(message.choice.choices) if kind == "choice" else value
+    return StructuredOutputs(**values)
 
 
 def _columns_error(first: str, second: str) -> InvalidRequestError:

@@ -31,6 +31,8 @@ class EngineConfig(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     OBSERVABILITY_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___ModelConfig: ...
     @_builtins.property
@@ -45,6 +47,10 @@ class EngineConfig(_message.Message):
     def device(self) -> Global___DeviceConfig: ...
     @_builtins.property
     def observability(self) -> Global___ObservabilityConfig: ...
+    @_builtins.property
+    def speculative(self) -> Global___SpeculativeConfig: ...
+    @_builtins.property
+    def structured_outputs(self) -> Global___StructuredOutputsConfig: ...
     def __init__(
         self,
         *,
@@ -55,10 +61,12 @@ class EngineConfig(_message.Message):
         load: Global___LoadConfig | None = ...,
         device: Global___DeviceConfig | None = ...,
         observability: Global___ObservabilityConfig | None = ...,
+        speculative: Global___SpeculativeConfig | None = ...,
+        structured_outputs: Global___StructuredOutputsConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler", "speculative", b"speculative", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler", "speculative", b"speculative", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,3 +289,59 @@ class ObservabilityConfig(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObservabilityConfig: _TypeAlias = ObservabilityConfig  # noqa: Y015
+
+@_typing.final
+class SpeculativeConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPECULATIVE_METHOD_FIELD_NUMBER: _builtins.int
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_MAX_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_MIN_FIELD_NUMBER: _builtins.int
+    speculative_method: _builtins.str
+    num_speculative_tokens: _builtins.int
+    prompt_lookup_max: _builtins.int
+    prompt_lookup_min: _builtins.int
+    def __init__(
+        self,
+        *,
+        speculative_method: _builtins.str = ...,
+        num_speculative_tokens: _builtins.int = ...,
+        prompt_lookup_max: _builtins.int = ...,
+        prompt_lookup_min: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_speculative_tokens", b"num_speculative_tokens", "prompt_lookup_max", b"prompt_lookup_max", "prompt_lookup_min", b"prompt_lookup_min", "speculative_method", b"speculative_method"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpeculativeConfig: _TypeAlias = SpeculativeConfig  # noqa: Y015
+
+@_typing.final
+class StructuredOutputsConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRAMMAR_COMPILE_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
+    GRAMMAR_COMPILE_THREADS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_CACHE_SIZE_FIELD_NUMBER: _builtins.int
+    grammar_compile_timeout_s: _builtins.float
+    max_grammar_bytes: _builtins.int
+    grammar_compile_threads: _builtins.int
+    grammar_cache_size: _builtins.int
+    def __init__(
+        self,
+        *,
+        grammar_compile_timeout_s: _builtins.float = ...,
+        max_grammar_bytes: _builtins.int = ...,
+        grammar_compile_threads: _builtins.int = ...,
+        grammar_cache_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grammar_cache_size", b"grammar_cache_size", "grammar_compile_threads", b"grammar_compile_threads", "grammar_compile_timeout_s", b"grammar_compile_timeout_s", "max_grammar_bytes", b"max_grammar_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StructuredOutputsConfig: _TypeAlias = StructuredOutputsConfig  # noqa: Y015

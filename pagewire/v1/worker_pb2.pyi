@@ -197,10 +197,11 @@ class InitializeResult(_message.Message):
     ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     SAMPLER_VERSION_FIELD_NUMBER: _builtins.int
+    KV_CACHE_GROUPS_FIELD_NUMBER: _builtins.int
     available_kv_cache_bytes: _builtins.int
     """Bytes for KV that the memory profile found."""
     bytes_per_block: _builtins.int
-    """Bytes of one KV block over all layers of this worker."""
+    """Bytes of one KV block: over all layers of this worker, or of the largest group."""
     weight_bytes: _builtins.int
     worker_epoch: _builtins.int
     """Random, new at each start of the worker's process."""
@@ -218,6 +219,10 @@ class InitializeResult(_message.Message):
 
     @_builtins.property
     def model_info(self) -> _common_pb2.ModelInfo: ...
+    @_builtins.property
+    def kv_cache_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvCacheGroup]:
+        """Layers with block tables of their own, in the order that every block column has. Empty: one group of all layers."""
+
     def __init__(
         self,
         *,
@@ -232,14 +237,44 @@ class InitializeResult(_message.Message):
         attention_backend: _builtins.str = ...,
         device: _builtins.str = ...,
         sampler_version: _builtins.str = ...,
+        kv_cache_groups: _abc.Iterable[Global___KvCacheGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "model_info", b"model_info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "available_kv_cache_bytes", b"available_kv_cache_bytes", "bytes_per_block", b"bytes_per_block", "device", b"device", "dtype", b"dtype", "lease", b"lease", "model_info", b"model_info", "reused_weights", b"reused_weights", "sampler_version", b"sampler_version", "weight_bytes", b"weight_bytes", "worker_epoch", b"worker_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "available_kv_cache_bytes", b"available_kv_cache_bytes", "bytes_per_block", b"bytes_per_block", "device", b"device", "dtype", b"dtype", "kv_cache_groups", b"kv_cache_groups", "lease", b"lease", "model_info", b"model_info", "reused_weights", b"reused_weights", "sampler_version", b"sampler_version", "weight_bytes", b"weight_bytes", "worker_epoch", b"worker_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InitializeResult: _TypeAlias = InitializeResult  # noqa: Y015
+
+@_typing.final
+class KvCacheGroup(_message.Message):
+    """Layers that share a block table. A block holds the KV of one group's layers; groups are equally large, the last ones
+    of a kind may be filled up.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
+    num_layers: _builtins.int
+    sliding_window: _builtins.int
+    """A token sees itself and the `sliding_window - 1` tokens before it; 0: all of them. Blocks that no later token sees
+    may be given to others.
+    """
+    def __init__(
+        self,
+        *,
+        num_layers: _builtins.int = ...,
+        sliding_window: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_layers", b"num_layers", "sliding_window", b"sliding_window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvCacheGroup: _TypeAlias = KvCacheGroup  # noqa: Y015
 
 @_typing.final
 class AllocateKvCacheRequest(_message.Message):
@@ -413,11 +448,13 @@ class SchedulerOutput(_message.Message):
 
     @_builtins.property
     def new_block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Column: number of KV blocks appended to the request's table (0 for new ones: they carry theirs)."""
+        """Column: number of KV blocks appended to the request's table (0 for new ones: they carry theirs). With G groups a
+        row has G entries, one a group.
+        """
 
     @_builtins.property
     def new_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The appended block ids, one row after another."""
+        """The appended block ids, one entry of new_block_counts after another."""
 
     @_builtins.property
     def finished_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -435,7 +472,7 @@ class SchedulerOutput(_message.Message):
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def masked_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Rows whose logits need a grammar mask, which a StepMasks frame of this step brings."""
+        """Rows that sample under a grammar mask, which a StepMasks frame of this step brings."""
 
     def __init__(
         self,
@@ -474,6 +511,7 @@ class NewRequestData(_message.Message):
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     LORA_DIGEST_FIELD_NUMBER: _builtins.int
+    BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     request_id: _builtins.str
     """For logs."""
@@ -491,7 +529,13 @@ class NewRequestData(_message.Message):
     def sampling_params(self) -> _common_pb2.SamplingParams: ...
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The request's block table so far."""
+        """The request's block table so far; with several groups one table after another. Block 0 stands where a sliding
+        window has no block any more.
+        """
+
+    @_builtins.property
+    def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Column: number of block_ids of each group; empty: one group."""
 
     def __init__(
         self,
@@ -504,10 +548,11 @@ class NewRequestData(_message.Message):
         num_computed_tokens: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         lora_digest: _builtins.str = ...,
+        block_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "handle", b"handle", "lora_digest", b"lora_digest", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "handle", b"handle", "lora_digest", b"lora_digest", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -515,7 +560,9 @@ Global___NewRequestData: _TypeAlias = NewRequestData  # noqa: Y015
 
 @_typing.final
 class StepMasks(_message.Message):
-    """Grammar masks of one step, sent once the tokens of the step before are known."""
+    """Grammar masks of one step, sent once the tokens of the step before are known. Exactly one for each step that has
+    masked_handles.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -527,7 +574,9 @@ class StepMasks(_message.Message):
     """One bit a token id, least significant bit first, ceil(vocab_size / 8) bytes a row."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Column: handle of the row; drafts give a request several rows, in order."""
+        """Column: handle of the row; a request with drafts has one row more than drafts, in order, side by side. A masked
+        handle without a row has ended meanwhile: nothing is sampled for it.
+        """
 
     def __init__(
         self,
@@ -627,7 +676,9 @@ class ModelRunnerOutput(_message.Message):
 
     @_builtins.property
     def failed_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Columns: rows that failed alone (such as NaN logits): their handle, and why, machine-readable."""
+        """Columns: rows that failed alone (such as NaN logits), after the tokens that they have here: their handle, and why,
+        machine-readable.
+        """
 
     @_builtins.property
     def failed_reasons(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...

@@ -1,9 +1,10 @@
 import math
+from typing import Any
 
 import pytest
 
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import SamplingParams, check_token_ids
+from pagewire.sampling_params import SamplingParams, StructuredOutputs, check_token_ids
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,25 @@ def test_token_ids_outside_the_vocabulary_are_refused_by_name() -> None:
 
 def test_token_ids_inside_the_vocabulary_pass() -> None:
     check_token_ids("prompt", [0, 99], 100)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"json_object": True, "regex": "a"},
+        {"json_schema": "{}", "choice": ("a",)},
+        {"regex": ""},
+        {"choice": ("a", "")},
+        {"grammar": "\ud800"},
+    ],
+)
+def test_structured_outputs_have_exactly_one_form(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StructuredOutputs(**values)
+    assert caught.value.field == "structured_outputs"
+
+
+def test_the_size_of_structured_outputs_is_that_of_all_texts() -> None:
+    assert StructuredOutputs(choice=("ä", "bc")).num_bytes == 4
+    assert StructuredOutputs(json_object=True).num_bytes == 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import SamplingParams, StructuredOutputs
 from pagewire.v1 import common_pb2, engine_config_pb2
 from pagewire.wire import (
     engine_config_from_proto,
@@ -16,6 +16,14 @@ from pagewire.wire import (
 )
 
 token_ids = st.integers(0, 2**32 - 1)
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=9)
+structured_outputs = st.one_of(
+    st.builds(StructuredOutputs, json_schema=texts),
+    st.just(StructuredOutputs(json_object=True)),
+    st.builds(StructuredOutputs, regex=texts),
+    st.builds(StructuredOutputs, choice=st.lists(texts, min_size=1, max_size=3).map(tuple)),
+    st.builds(StructuredOutputs, grammar=texts),
+)
 
 
 @st.composite
@@ -41,6 +49,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         bad_words_token_ids=tuple(
             tuple(word) for word in draw(st.lists(st.lists(token_ids, min_size=1), max_size=3))
         ),
+        structured_outputs=draw(st.none() | structured_outputs),
     )
 
 
@@ -54,6 +63,12 @@ def test_sampling_params_survive_the_wire(params: SamplingParams) -> None:
 def test_an_empty_message_means_the_defaults() -> None:
     message = sampling_params_to_proto(SamplingParams())
     assert sampling_params_from_proto(type(message)()) == SamplingParams()
+
+
+def test_structured_outputs_without_a_form_are_refused() -> None:
+    message = common_pb2.SamplingParams(structured_outputs=common_pb2.StructuredOutputs())
+    with pytest.raises(InvalidRequestError, match="exactly one of"):
+        sampling_params_from_proto(message)
 
 
 def test_a_negative_seed_keeps_its_64_bits() -> None:
