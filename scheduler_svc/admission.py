@@ -7,7 +7,7 @@ what it is given.
 from __future__ import annotations
 
 from pagewire.kit.errors import InvalidRequestError, QueueFullError
-from pagewire.sampling_params import check_token_ids
+from pagewire.sampling_params import StructuredOutputs, check_token_ids
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.request import EngineCoreRequest, max_total_tokens
 from scheduler_svc.request_queue import RequestQueue
@@ -40,7 +40,7 @@ def check_queue(request: EngineCoreRequest, queue: RequestQueue, limits: Schedul
     Raises:
         QueueFullError: Says when to try again.
     """
-    num_waiting = len(queue)
+    num_waiting = queue.num_waiting
     if request.is_resumed or num_waiting == 0:
         return
     num_tokens = len(request.prompt_token_ids) + queue.num_tokens
@@ -53,6 +53,21 @@ def check_queue(request: EngineCoreRequest, queue: RequestQueue, limits: Schedul
     raise QueueFullError(
         f"the queue is full: {rule}", reason="QUEUE_FULL", retry_after_s=QUEUE_FULL_RETRY_AFTER_S
     )
+
+
+def check_grammar_size(structured_outputs: StructuredOutputs, max_bytes: int) -> None:
+    """Refuse a form whose text is too long to be compiled.
+
+    Raises:
+        InvalidRequestError: Names the limit.
+    """
+    num_bytes = structured_outputs.num_bytes
+    if num_bytes > max_bytes:
+        raise InvalidRequestError(
+            f"structured_outputs has {num_bytes} bytes, at most {max_bytes} are taken",
+            reason="GRAMMAR_TOO_LARGE",
+            field="structured_outputs",
+        )
 
 
 def _check_tokens(request: EngineCoreRequest, limits: SchedulerLimits) -> None:

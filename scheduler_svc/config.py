@@ -9,6 +9,7 @@ from pagewire.kit.channels import check_target
 from pagewire.kit.server import ServerConfig
 
 DEFAULT_WORKER = "127.0.0.1:50053"
+DEFAULT_TOKENIZER = "127.0.0.1:50051"
 
 
 def _default_server() -> ServerConfig:
@@ -25,8 +26,14 @@ class SchedulerServiceConfig:
     """Workers to claim: addresses, or dns:///name:port. The first that is free is taken, the
     others stand by."""
 
+    tokenizers: tuple[str, ...] = (DEFAULT_TOKENIZER,)
+    """Tokenizers to fetch the vocabulary of structured outputs from: host:port, dns:///name:port
+    or unix:/path. Needed for nothing else; the first one with the model's vocabulary is asked."""
+
     def __post_init__(self) -> None:
         if not self.workers:
             raise ValueError("workers", self.workers, "must name at least one worker")
         for target in self.workers:
             check_target(target, "workers")
+        for target in self.tokenizers:
+            check_target(target, "tokenizers")
