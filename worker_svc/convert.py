@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
 
+import numpy as np
+
 from pagewire.kit.errors import InvalidRequestError, PagewireError, UnimplementedError
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import common_pb2, worker_pb2
@@ -35,6 +37,7 @@ from worker_svc.execute_session import (
     Payload,
     StepFrame,
 )
+from worker_svc.grammar_masks import INVALID_MASKS, GrammarMasks
 from worker_svc.lease import Lease
 from worker_svc.model_load import LoadedModel, LoadProgress
 from worker_svc.step import LogprobColumns, ModelRunnerOutput, NewRequest, SchedulerOutput
@@ -147,7 +150,7 @@ def _payload(request: worker_pb2.ExecuteRequest) -> Payload:
     if kind == "close":
         return CloseFrame()
     if kind == "masks":
-        return MasksFrame()
+        return MasksFrame(_masks(request.masks))
     raise InvalidRequestError("a frame has no payload that we know", reason="EMPTY_FRAME")
 
 
@@ -157,13 +160,15 @@ def _step_payload(message: worker_pb2.SchedulerOutput) -> StepFrame | BadStepFra
     except PagewireError as error:
         named = [new.handle for new in message.new_requests]
         named += [*message.handles, *message.finished_handles, *message.preempted_handles]
-        return BadStepFrame(SchedulerOutput(message.step, finished_handles=named), error)
+        step = SchedulerOutput(
+            message.step,
+            finished_handles=named,
+            masked_handles=list(message.masked_handles),  # its masks are on their way
+        )
+        return BadStepFrame(step, error)
 
 
 def _step(message: worker_pb2.SchedulerOutput) -> SchedulerOutput:
-    if message.draft_counts or message.masked_handles:
-        text = "draft tokens and grammar masks are not supported so far"
-        raise UnimplementedError(text, reason="STEP_NOT_SUPPORTED")
     return SchedulerOutput(
         step=message.step,
         new_requests=[_new_request(new) for new in message.new_requests],
@@ -173,7 +178,25 @@ def _step(message: worker_pb2.SchedulerOutput) -> SchedulerOutput:
         new_block_ids=list(message.new_block_ids),
         finished_handles=list(message.finished_handles),
         preempted_handles=list(message.preempted_handles),
+        draft_counts=list(message.draft_counts),
+        draft_token_ids=list(message.draft_token_ids),
+        masked_handles=list(message.masked_handles),
     )
+
+
+def _masks(message: worker_pb2.StepMasks) -> GrammarMasks:
+    """Read the masks of a step; only whoever knows the vocabulary can check the rows' length.
+
+    Raises:
+        InvalidRequestError: The bytes cannot be cut into rows.
+    """
+    num_rows, num_bytes = len(message.handles), len(message.bitmasks)
+    if num_bytes % num_rows if num_rows else num_bytes:
+        text = f"masks of step {message.step}: {num_bytes} bytes are not {num_rows} equal rows"
+        raise InvalidRequestError(text, reason=INVALID_MASKS, field="masks.bitmasks")
+    bits = np.frombuffer(message.bitmasks, dtype=np.uint8)
+    row_bytes = num_bytes // num_rows if num_rows else 0
+    return GrammarMasks(message.step, list(message.handles), bits.reshape(num_rows, row_bytes))
 
 
 def _new_request(message: worker_pb2.NewRequestData) -> NewRequest:

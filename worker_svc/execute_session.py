@@ -15,16 +15,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from pagewire.kit.errors import (
-    InvalidRequestError,
-    PagewireError,
-    ServiceUnavailableError,
-    UnimplementedError,
-)
+from pagewire.kit.errors import InvalidRequestError, PagewireError, ServiceUnavailableError
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, Watchdog, send_heartbeats
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import cancel_and_wait
 from worker_svc.execution import MAX_QUEUED_STEPS, Execution, StepOutcome
+from worker_svc.grammar_masks import GrammarMasks
 from worker_svc.lease import Lease
 from worker_svc.step import SchedulerOutput
 
@@ -59,6 +55,8 @@ class BadStepFrame:
 @dataclass(frozen=True, slots=True)
 class MasksFrame:
     """Grammar masks of a step."""
+
+    masks: GrammarMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +177,9 @@ class ExecuteSession:
             self._submit(payload)
         elif isinstance(payload, OpenFrame):
             raise InvalidRequestError("the stream is open already", reason="WRONG_ORDER")
-        elif isinstance(payload, MasksFrame):
-            message = "grammar masks are not supported so far"
-            raise UnimplementedError(message, reason="MASKS_NOT_SUPPORTED")
+        elif isinstance(payload, MasksFrame) and self._stopped is None:
+            # After a stop their step may have been dropped.
+            self._execution.put_masks(payload.masks)
 
     def _submit(self, payload: StepFrame | BadStepFrame) -> None:
         number = payload.step.step

@@ -1,7 +1,8 @@
 """The right to execute steps on the device, held by one Execute stream.
 
-Owns the bounded queue of steps whose answers are due. The worker makes it and ends it; the session
-submits steps and takes their outcomes in order. Used on the event loop.
+Owns the bounded queue of steps whose answers are due, and the masks that they wait for. The worker
+makes it and ends it; the session submits steps and masks and takes outcomes in order. Used on the
+event loop.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 
 from pagewire.kit.errors import InvalidRequestError, PagewireError
 from worker_svc.device_thread import DeviceThread
+from worker_svc.grammar_masks import MASKS_TIMEOUT_S, DueMasks, GrammarMasks, MaskSource, no_masks
 from worker_svc.lease import Lease
 from worker_svc.step import SchedulerOutput
 from worker_svc.step_executor import StepDone, StepExecutor, StepFailure
@@ -28,13 +30,20 @@ class Execution:
         stop: Set when the worker wants the stream to end: it drains, or its scheduler came anew.
     """
 
-    def __init__(self, lease: Lease, executor: StepExecutor, device: DeviceThread) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        executor: StepExecutor,
+        device: DeviceThread,
+        masks_timeout_s: float = MASKS_TIMEOUT_S,
+    ) -> None:
         self.lease = lease
         self.executor = executor
         self.stop = asyncio.Event()
         self._ended = asyncio.Event()
         self._device = device
         self._queued: deque[asyncio.Future[StepOutcome]] = deque()
+        self._masks = DueMasks(masks_timeout_s)
 
     def submit(self, step: SchedulerOutput) -> asyncio.Future[StepOutcome]:
         """Queue a step behind those that were submitted before.
@@ -43,24 +52,39 @@ class Execution:
             PagewireError: Too many steps are in flight.
         """
         self._check_room()
-        return self._queue(self._device.submit(lambda: self.executor.execute(step)))
+        masks = self._expect_masks(step)
+        return self._queue(self._device.submit(lambda: self.executor.execute(step, masks)))
 
     def submit_rejected(
         self, step: SchedulerOutput, error: PagewireError
     ) -> asyncio.Future[StepOutcome]:
         """Queue the failure of a step that cannot be read, in its place among the others."""
         self._check_room()
+        self._expect_masks(step)
         return self._queue(
             self._device.submit(lambda: self.executor.reject(step, error.reason, error.message))
         )
 
+    def put_masks(self, masks: GrammarMasks) -> None:
+        """Hand masks to the step that they are for.
+
+        Raises:
+            InvalidRequestError: The step is not known, has no masked rows, or has its masks.
+        """
+        self._masks.put(masks)
+
     def keep_first(self) -> None:
-        """Drop all steps but the one that runs, or is next to run; their futures are cancelled."""
+        """Drop all steps but the one that runs, or is next to run; their futures are cancelled.
+
+        That one fails if its masks are not there: the scheduler may not send them any more.
+        """
+        self._masks.close()
         for future in [future for future in self._queued if not future.done()][1:]:
             future.cancel()
 
     def end(self) -> None:
-        """Drop every step that has not begun, and wake whoever waits for the end."""
+        """Drop every step that has not begun, end every wait for masks, wake who awaits this."""
+        self._masks.close()
         for future in self._queued:
             future.cancel()
         self._ended.set()
@@ -73,6 +97,9 @@ class Execution:
         except TimeoutError:
             return False
         return True
+
+    def _expect_masks(self, step: SchedulerOutput) -> MaskSource:
+        return self._masks.expect(step.step) if step.masked_handles else no_masks
 
     def _check_room(self) -> None:
         while self._queued and self._queued[0].done():

@@ -18,6 +18,7 @@ from worker_svc.attention.base import AttentionBackend, AttentionMetadata
 from worker_svc.attention.torch_backend import MIN_GEMM_ROWS, TorchAttentionBackend
 from worker_svc.cpu_memory import available_kv_bytes
 from worker_svc.dtypes import select_dtype
+from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.input_batch import BatchRow, InputBatch, StepInputs
 from worker_svc.models.config import LlamaConfig, llama_config_from_hf
 from worker_svc.models.llama import LlamaForCausalLM
@@ -73,7 +74,9 @@ class ModelRunner:
         self._batch = None
 
     @torch.inference_mode()
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
         loaded = self._require_loaded()
         if self._batch is None:
             raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")

@@ -2,7 +2,8 @@
 
 Owns the records of a step, of a loaded model, and the `Runner` protocol that the model runner and
 the simulated runner implement. Knows neither protobuf nor torch: `convert.py` builds these records
-from frames, a runner on its own thread consumes them. Columns lie side by side as in the frames.
+from frames, a runner on its own thread consumes them. Columns lie side by side as in the frames;
+grammar masks, which come in a frame of their own, are in `grammar_masks`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from worker_svc.grammar_masks import MaskSource, no_masks
 
 if TYPE_CHECKING:
     from pagewire.sampling_params import SamplingParams
@@ -58,10 +61,26 @@ class SchedulerOutput:
     """Flat, in the order of `handles`."""
     finished_handles: Sequence[int] = ()
     preempted_handles: Sequence[int] = ()
+    draft_counts: Sequence[int] = ()
+    """One for each of `handles`: how many of its scheduled tokens, the last ones, are drafts to
+    verify. A row with drafts computes all its known tokens. Empty means all 0."""
+    draft_token_ids: Sequence[int] = ()
+    """Flat, in the order of `handles`."""
+    masked_handles: Sequence[int] = ()
+    """Those of `handles` whose tokens a grammar mask restricts."""
 
     @property
     def total_num_scheduled_tokens(self) -> int:
         return sum(self.num_scheduled_tokens)
+
+    def drafts(self) -> dict[int, Sequence[int]]:
+        """Draft token ids by handle, of the rows that have any."""
+        drafts, start = {}, 0
+        for handle, count in zip(self.handles, self.draft_counts, strict=False):
+            if count:
+                drafts[handle] = self.draft_token_ids[start : start + count]
+                start += count
+        return drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +98,8 @@ NAN_LOGITS = RowFailure(
 )
 EMPTY_MASK = RowFailure(
     "EMPTY_MASK",
-    "no token may be drawn: allowed_token_ids, bad_words, logit_bias and min_tokens (with the stop "
-    "tokens) together forbid every token",
+    "no token may be drawn: structured_outputs (its grammar), allowed_token_ids, bad_words, "
+    "logit_bias and min_tokens (with the stop tokens) together forbid every token",
 )
 
 
@@ -117,6 +136,7 @@ class StepTimings:
     """Updating request state and building the input tensors."""
     forward_ns: int = 0
     sample_ns: int = 0
+    """With the wait for grammar masks."""
     total_ns: int = 0
 
 
@@ -127,7 +147,8 @@ class ModelRunnerOutput:
     step: int
     handles: Sequence[int]
     num_sampled: Sequence[int]
-    """One for each of `handles`; 0 while its prefill is not complete, and for a failed row."""
+    """One for each of `handles`: 0 while its prefill is not complete, and where a masked row has no
+    mask; 1, and 1 more for each accepted draft. A failed row has those before its failure."""
     sampled_token_ids: Sequence[int]
     """Flat, in the order of `handles`."""
     failed: Sequence[FailedRow] = ()
@@ -174,8 +195,16 @@ class Runner(Protocol):
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the KV cache; block 0 is the null block. Calling again replaces the cache."""
 
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Runs one step. A bad row fails alone; an exception means that the whole step failed."""
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
+        """Runs one step. A bad row fails alone; an exception means that the whole step failed.
+
+        Args:
+            scheduler_output: The step.
+            masks: Waits for the step's grammar masks; called after the forward pass, and only if
+                a masked row samples.
+        """
 
     def reset(self) -> None:
         """Drops the KV cache and all requests and keeps the weights. Idempotent."""

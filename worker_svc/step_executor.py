@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from pagewire.kit.errors import PagewireError
 from pagewire.kit.logs import get_logger
+from worker_svc.grammar_masks import GrammarMasks, MaskSource, check_masks, no_masks
 from worker_svc.step import ModelRunnerOutput, NewRequest, Runner, SchedulerOutput
 
 log = get_logger("worker_svc.step_executor")
@@ -60,7 +61,8 @@ class _Known:
     num_tokens: int
     num_computed_tokens: int
     num_blocks: int
-    failed: bool = False
+    is_over: bool = False
+    """It failed, or it ended while the masks of a step were made: no later step samples for it."""
 
 
 class _InvalidStepError(Exception):
@@ -80,12 +82,14 @@ class StepExecutor:
     def num_requests(self) -> int:
         return len(self._known)
 
-    def execute(self, step: SchedulerOutput) -> StepDone | StepFailure:
-        """Run a step; never raises for what the step or the runner does."""
+    def execute(
+        self, step: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> StepDone | StepFailure:
+        """Run a step; never raises for what the step, its masks or the runner do."""
         idle_ns = self._idle_ns()
         try:
             self._apply(step)
-            output = self._runner.execute(step)
+            output = self._runner.execute(step, lambda: self._checked(step, masks()))
             self._note_output(step, output)
         except _InvalidStepError as error:
             return self.reject(step, INVALID_STEP, str(error))
@@ -125,10 +129,11 @@ class StepExecutor:
             self._add(new)
         self._check_blocks(step.new_block_ids)
         counts = step.new_block_counts or (0,) * len(step.handles)
-        for handle, num_scheduled, num_new_blocks in zip(
-            step.handles, step.num_scheduled_tokens, counts, strict=True
+        draft_counts = step.draft_counts or (0,) * len(step.handles)
+        for handle, num_scheduled, num_new_blocks, num_drafts in zip(
+            step.handles, step.num_scheduled_tokens, counts, draft_counts, strict=True
         ):
-            self._schedule(handle, num_scheduled, num_new_blocks)
+            self._schedule(handle, num_scheduled, num_new_blocks, num_drafts)
 
     def _check_columns(self, step: SchedulerOutput) -> None:
         num_rows = len(step.handles)
@@ -141,10 +146,31 @@ class StepExecutor:
             sum(step.new_block_counts) == len(step.new_block_ids),
             "new_block_ids must have as many ids as new_block_counts say",
         )
-        _require(len(set(step.handles)) == num_rows, "a handle is scheduled twice")
+        self._check_draft_columns(step)
+        handles = set(step.handles)
+        _require(len(handles) == num_rows, "a handle is scheduled twice")
+        _require(handles.issuperset(step.masked_handles), "a masked handle is not scheduled")
         _require(
             step.total_num_scheduled_tokens <= self._limits.max_num_batched_tokens,
             f"more than max_num_batched_tokens ({self._limits.max_num_batched_tokens}) tokens",
+        )
+
+    def _check_draft_columns(self, step: SchedulerOutput) -> None:
+        _require(
+            len(step.draft_counts) in (0, len(step.handles)),
+            "handles and draft_counts must have one length",
+        )
+        _require(
+            sum(step.draft_counts) == len(step.draft_token_ids),
+            "draft_token_ids must have as many ids as draft_counts say",
+        )
+        self._check_tokens("draft_token_ids", step.draft_token_ids)
+
+    def _check_tokens(self, name: str, token_ids: Sequence[int]) -> None:
+        highest, vocab_size = max(token_ids, default=0), self._limits.vocab_size
+        _require(
+            highest < vocab_size,
+            f"{name}: token id {highest} is outside the vocabulary of {vocab_size}",
         )
 
     def _add(self, new: NewRequest) -> None:
@@ -160,11 +186,8 @@ class StepExecutor:
             new.num_computed_tokens < num_tokens,
             f"{name}: num_computed_tokens leaves nothing to compute",
         )
-        highest = max(max(new.prompt_token_ids), max(new.output_token_ids, default=0))
-        _require(
-            highest < limits.vocab_size,
-            f"{name}: token id {highest} is outside the vocabulary of {limits.vocab_size}",
-        )
+        self._check_tokens(name, new.prompt_token_ids)
+        self._check_tokens(name, new.output_token_ids)
         self._check_blocks(new.block_ids)
         self._known[new.handle] = _Known(num_tokens, new.num_computed_tokens, len(new.block_ids))
 
@@ -175,32 +198,50 @@ class StepExecutor:
             f"block id {highest} is outside the {self._limits.num_blocks} blocks",
         )
 
-    def _schedule(self, handle: int, num_scheduled: int, num_new_blocks: int) -> None:
+    def _schedule(
+        self, handle: int, num_scheduled: int, num_new_blocks: int, num_drafts: int
+    ) -> None:
         known = self._known.get(handle)
         if known is None:
             raise _InvalidStepError(f"handle {handle} is not known")
         known.num_blocks += num_new_blocks
-        if known.failed:
+        if known.is_over:
             return  # it fails again, alone
         end = known.num_computed_tokens + num_scheduled
-        _require(num_scheduled >= 1, f"handle {handle}: no tokens scheduled")
+        known_end = end - num_drafts
         _require(
-            end <= known.num_tokens,
-            f"handle {handle}: tokens up to {end} scheduled, {known.num_tokens} are known",
+            num_scheduled - num_drafts >= 1, f"handle {handle}: no tokens scheduled beside drafts"
+        )
+        _require(
+            known_end <= known.num_tokens,
+            f"handle {handle}: tokens up to {known_end} scheduled, {known.num_tokens} are known",
+        )
+        _require(
+            not num_drafts or known_end == known.num_tokens,
+            f"handle {handle}: drafts follow token {known_end}, {known.num_tokens} are known",
         )
         _require(
             end <= min(known.num_blocks * self._limits.block_size, self._limits.max_model_len),
             f"handle {handle}: {known.num_blocks} blocks cannot hold {end} tokens",
         )
-        known.num_computed_tokens = end
+        known.num_computed_tokens = known_end
+
+    def _checked(self, step: SchedulerOutput, masks: GrammarMasks) -> GrammarMasks:
+        check_masks(masks, set(step.masked_handles), step.drafts(), self._limits.vocab_size)
+        return masks
 
     def _note_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
         if list(output.handles) != list(step.handles):
             raise RuntimeError("the runner's rows are not those of the step")
         for handle, num_sampled in zip(output.handles, output.num_sampled, strict=True):
-            self._known[handle].num_tokens += num_sampled
+            known = self._known[handle]
+            if num_sampled:
+                known.num_tokens += num_sampled
+                known.num_computed_tokens += num_sampled - 1  # accepted drafts
+            elif known.num_computed_tokens == known.num_tokens:
+                known.is_over = True
         for row in output.failed:
-            self._known[row.handle].failed = True
+            self._known[row.handle].is_over = True
 
 
 def _require(ok: bool, rule: str) -> None:

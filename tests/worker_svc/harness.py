@@ -22,6 +22,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from pagewire.wire import engine_config_to_proto, sampling_params_to_proto
 from worker_svc.config import WorkerConfig
+from worker_svc.grammar_masks import GrammarMasks, MaskSource, no_masks
 from worker_svc.runners import RunnerFactory, make_runner
 from worker_svc.server import WorkerServer
 from worker_svc.sim.sampling import SimVocabulary
@@ -218,6 +219,7 @@ class ScriptedRunner:
         self.num_loads = 0
         self.num_resets = 0
         self.steps: list[SchedulerOutput] = []
+        self.masks: list[GrammarMasks] = []
         self.load_error: BaseException | None = None
         self.step_error: BaseException | None = None
         self.loading = threading.Event()
@@ -249,10 +251,14 @@ class ScriptedRunner:
     def reset(self) -> None:
         self.num_resets += 1
 
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
         self.steps.append(scheduler_output)
         self.stepping.set()
         wait(self.may_step)
+        if scheduler_output.handles and scheduler_output.masked_handles:
+            self.masks.append(masks())
         if self.step_error is not None and scheduler_output.handles:
             raise self.step_error
         num_rows = len(scheduler_output.handles)

@@ -215,8 +215,6 @@ async def test_a_malformed_step_fails_and_the_stream_goes_on(config: EngineConfi
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"draft_counts": [1]}, "STEP_NOT_SUPPORTED"),
-        ({"masked_handles": [1]}, "STEP_NOT_SUPPORTED"),
         (
             {"new_requests": [new_request(1, PROMPT, [1, 2, 3], lora_digest="x")]},
             "LORA_NOT_SUPPORTED",
@@ -301,13 +299,6 @@ async def test_a_frame_without_payload_ends_the_stream(config: EngineConfig) -> 
         stream = await scheduler.open(config)
         await stream.send()
         assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_masks_are_not_served_yet(config: EngineConfig) -> None:
-    async with running_worker() as server, connected(server) as scheduler:
-        stream = await scheduler.open(config)
-        await stream.send(masks=worker_pb2.StepMasks(step=1))
-        assert await stream.end() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_stream_begins_with_open(config: EngineConfig) -> None:

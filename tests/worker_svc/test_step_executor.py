@@ -9,6 +9,7 @@ import pytest
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.harness import ScriptedRunner
+from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.step import NAN_LOGITS, FailedRow, ModelRunnerOutput, NewRequest, SchedulerOutput
 from worker_svc.step_executor import StepDone, StepExecutor, StepFailure, StepLimits
 
@@ -141,8 +142,10 @@ def test_sampled_tokens_can_be_scheduled_and_no_more(executor: StepExecutor) -> 
 
 
 class OneRowFails(ScriptedRunner):
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        output = super().execute(scheduler_output)
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
+        output = super().execute(scheduler_output, masks)
         failed = [FailedRow(1, NAN_LOGITS)] if 1 in scheduler_output.handles else []
         counts = [0 if handle == 1 else 1 for handle in output.handles]
         return replace(
@@ -160,8 +163,10 @@ def test_a_row_that_failed_does_not_fail_the_steps_of_others() -> None:
 
 
 class Shuffles(ScriptedRunner):
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        output = super().execute(scheduler_output)
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
+        output = super().execute(scheduler_output, masks)
         return replace(output, handles=[*output.handles, 99][::-1])
 
 

@@ -6,12 +6,16 @@ tokens must be these. Shares only the arithmetic (`hashing`, `sampling`) with th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from pagewire.sampling_params import SamplingParams
+from worker_svc.grammar_masks import Bitmasks
 from worker_svc.sim.hashing import CHAIN_START, MASK, POWER, next_chain
 from worker_svc.sim.sampling import SimVocabulary, choose_token
+
+MaskOf = Callable[[Sequence[int]], Bitmasks | None]
+"""The grammar's mask after an output so far: [ceil(vocab_size / 8)], or None where it has none."""
 
 
 def expected_tokens(
@@ -19,9 +23,13 @@ def expected_tokens(
     params: SamplingParams,
     num_tokens: int,
     vocabulary: SimVocabulary,
+    mask_of: MaskOf | None = None,
 ) -> list[int]:
-    """The first `num_tokens` output tokens, whatever would stop the request."""
-    return list(islice(_tokens(prompt_token_ids, params, vocabulary), num_tokens))
+    """The first `num_tokens` output tokens, whatever would stop the request.
+
+    Fewer, if the masks leave none.
+    """
+    return list(islice(_tokens(prompt_token_ids, params, vocabulary, mask_of), num_tokens))
 
 
 def expected_output(
@@ -29,6 +37,7 @@ def expected_output(
     params: SamplingParams,
     max_tokens: int,
     vocabulary: SimVocabulary,
+    mask_of: MaskOf | None = None,
 ) -> list[int]:
     """The output of a request that stops by its parameters, after `max_tokens` at the latest.
 
@@ -39,7 +48,7 @@ def expected_output(
         stops |= set(vocabulary.eos_token_ids)
     limit = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)
     output: list[int] = []
-    for token_id in islice(_tokens(prompt_token_ids, params, vocabulary), limit):
+    for token_id in islice(_tokens(prompt_token_ids, params, vocabulary, mask_of), limit):
         output.append(token_id)
         if token_id in stops and len(output) >= params.min_tokens:
             break
@@ -47,21 +56,25 @@ def expected_output(
 
 
 def _tokens(
-    prompt_token_ids: Iterable[int], params: SamplingParams, vocabulary: SimVocabulary
+    prompt_token_ids: Iterable[int],
+    params: SamplingParams,
+    vocabulary: SimVocabulary,
+    mask_of: MaskOf | None,
 ) -> Iterator[int]:
     """Output tokens without end, or up to the one for which none is allowed."""
     context = _Context()
     for token_id in prompt_token_ids:
         context.append(token_id)
-    output_index = 0
+    output: list[int] = []
     seed = (params.seed or 0) & MASK
     while True:
-        chosen = choose_token(context.value, params, seed, output_index, vocabulary)
+        mask = None if mask_of is None else mask_of(output)
+        chosen = choose_token(context.value, params, seed, len(output), vocabulary, mask)
         if chosen is None:
             return
         yield chosen
         context.append(chosen)
-        output_index += 1
+        output.append(chosen)
 
 
 class _Context:

@@ -8,7 +8,7 @@ in the same step. Called on the device thread; knows nothing of gRPC and imports
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from pagewire.engine_config import EngineConfig
 from pagewire.sampling_params import SamplingParams
 from worker_svc.cpu_memory import available_kv_bytes
+from worker_svc.grammar_masks import Bitmasks, MaskSource, no_masks
 from worker_svc.sim.hashing import MASK
 from worker_svc.sim.metadata import read_model_info
 from worker_svc.sim.sampling import SimVocabulary, choose_token
@@ -49,6 +50,8 @@ class _Request:
     block_table: Blocks
     failure: RowFailure | None = None
     """Why no later step can sample for it."""
+    ended: bool = False
+    """It ended while the masks of a step were made."""
 
     @classmethod
     def from_new_request(cls, new: NewRequest) -> _Request:
@@ -64,6 +67,15 @@ class _Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended or self.failure is not None
+
+    @property
+    def is_sampling(self) -> bool:
+        """All known tokens are computed, so that the next one can be chosen."""
+        return not self.is_over and self.num_computed_tokens == len(self.token_ids)
 
 
 class SimRunner:
@@ -102,16 +114,23 @@ class SimRunner:
         self._requests.clear()
         self._pages = None
 
-    def execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
         if self._pages is None:
             raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
         begin_ns = time.perf_counter_ns()
         self._update_requests(scheduler_output)
         prepared_ns = time.perf_counter_ns()
         rows = [self._requests[handle] for handle in scheduler_output.handles]
-        self._write(self._pages, rows, scheduler_output.num_scheduled_tokens)
+        drafts = scheduler_output.drafts()
+        self._write(self._pages, scheduler_output, rows, drafts)
         written_ns = time.perf_counter_ns()
-        sampled = [self._sample(self._pages, row) for row in rows]
+        row_masks = self._await_masks(scheduler_output, masks, begin_ns)
+        sampled = [
+            self._sample(self._pages, row, drafts.get(handle, ()), row_masks.get(handle))
+            for handle, row in zip(scheduler_output.handles, rows, strict=True)
+        ]
         self._wait(scheduler_output, begin_ns)
         end_ns = time.perf_counter_ns()
         return ModelRunnerOutput(
@@ -149,28 +168,63 @@ class SimRunner:
                 start += count
 
     def _write(
-        self, pages: TokenPages, rows: Sequence[_Request], num_scheduled_tokens: Sequence[int]
+        self,
+        pages: TokenPages,
+        step: SchedulerOutput,
+        rows: Sequence[_Request],
+        drafts: Mapping[int, Sequence[int]],
     ) -> None:
-        for row, count in zip(rows, num_scheduled_tokens, strict=True):
-            if row.failure is not None:
+        """Write known tokens, which are computed then, and drafts behind them."""
+        for handle, row, count in zip(step.handles, rows, step.num_scheduled_tokens, strict=True):
+            if row.is_over:
                 continue
-            start = row.num_computed_tokens
-            pages.write(row.block_table, start, row.token_ids[start : start + count])
-            row.num_computed_tokens += count
+            start, row_drafts = row.num_computed_tokens, drafts.get(handle, ())
+            row.num_computed_tokens += count - len(row_drafts)
+            known = row.token_ids[start : row.num_computed_tokens]
+            pages.write(row.block_table, start, [*known, *row_drafts] if row_drafts else known)
 
-    def _sample(self, pages: TokenPages, row: _Request) -> list[int]:
-        """The next token, which becomes known; nothing while the prefill is not complete."""
-        if row.failure is not None or row.num_computed_tokens != len(row.token_ids):
-            return []
-        context = pages.read(row.block_table, row.num_computed_tokens)
-        token_id = choose_token(
-            context, row.params, row.seed, row.num_output_tokens, self._vocabulary
-        )
-        if token_id is None:
-            row.failure = EMPTY_MASK
-            return []
-        row.token_ids.append(token_id)
-        return [token_id]
+    def _await_masks(
+        self, step: SchedulerOutput, masks: MaskSource, begin_ns: int
+    ) -> Mapping[int, Bitmasks]:
+        """The masks of rows that sample, by handle; those without any have ended."""
+        sampling = [handle for handle in step.masked_handles if self._requests[handle].is_sampling]
+        if not sampling:
+            return {}
+        self._wait(step, begin_ns)  # the forward pass, which the making of masks overlaps
+        row_masks = masks().by_handle()
+        for handle in sampling:
+            self._requests[handle].ended = handle not in row_masks
+        return row_masks
+
+    def _sample(
+        self,
+        pages: TokenPages,
+        row: _Request,
+        drafts: Sequence[int],
+        masks: Bitmasks | None,
+    ) -> list[int]:
+        """The next tokens, which become known; nothing while the prefill is not complete.
+
+        One, and one more for each draft that equals the token chosen at its place.
+        """
+        sampled: list[int] = []
+        if not row.is_sampling:
+            return sampled
+        for place in range(len(drafts) + 1):
+            mask = None if masks is None else masks[place]
+            context = pages.read(row.block_table, row.num_computed_tokens + place)
+            token_id = choose_token(
+                context, row.params, row.seed, row.num_output_tokens, self._vocabulary, mask
+            )
+            if token_id is None:
+                row.failure = EMPTY_MASK
+                break
+            row.token_ids.append(token_id)
+            sampled.append(token_id)
+            if place < len(drafts) and drafts[place] != token_id:
+                break
+        row.num_computed_tokens += max(0, len(sampled) - 1)
+        return sampled
 
     def _logprobs(
         self, rows: Sequence[_Request], sampled: Sequence[Sequence[int]]

@@ -1,15 +1,21 @@
 """Which token the simulated model gives for a context: a function of hash, seed and output index.
 
 Owns the vocabulary's use. Greedy requests hash the context alone; others mix in a draw that is a
-pure function of (seed, output index), as in the real sampler. Honours min_tokens and
-allowed_token_ids; penalties, biases and truncation have no meaning here and are ignored.
+pure function of (seed, output index), as in the real sampler. Honours min_tokens,
+allowed_token_ids and grammar masks; penalties, biases and truncation have no meaning here and are
+ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from pagewire.sampling_params import SamplingParams
+from worker_svc.grammar_masks import Bitmasks
 from worker_svc.sim.hashing import mix64
 
 SAMPLER_VERSION = "sim-1"
@@ -33,20 +39,33 @@ class SimVocabulary:
 
 
 def choose_token(
-    context: int, params: SamplingParams, seed: int, output_index: int, vocabulary: SimVocabulary
+    context: int,
+    params: SamplingParams,
+    seed: int,
+    output_index: int,
+    vocabulary: SimVocabulary,
+    mask: Bitmasks | None = None,
 ) -> int | None:
-    """The token that follows `context` as output number `output_index`; None if none is allowed."""
+    """The token that follows `context` as output number `output_index`; None if none is allowed.
+
+    Args:
+        context: The value of all tokens before it.
+        params: The request's.
+        seed: The request's, 64 bits.
+        output_index: Number of output tokens before it.
+        vocabulary: What may be drawn at all.
+        mask: [ceil(vocab_size / 8)], one bit a token id: then any of those, none left out.
+    """
     value = mix64(context)
     if not params.is_greedy:
         value = mix64(value ^ mix64(seed ^ mix64(output_index + 1)))
     eos, may_end = vocabulary.eos_token_ids, output_index >= params.min_tokens
     excluded = eos if may_end else (*eos, *params.stop_token_ids)
-    if params.allowed_token_ids:
+    if mask is not None or params.allowed_token_ids:
         # The real model may draw an end-of-sequence token that is allowed, so this one does.
-        allowed = params.allowed_token_ids
-        if not may_end:
-            allowed = tuple(token_id for token_id in allowed if token_id not in excluded)
-        return allowed[value % len(allowed)] if allowed else None
+        forbidden = () if may_end else excluded
+        allowed = _allowed_ids(params, mask, forbidden, vocabulary.vocab_size)
+        return int(allowed[value % len(allowed)]) if len(allowed) else None
     if eos and may_end and value % EOS_ODDS == 0:
         return eos[(value >> 8) % len(eos)]
     span = vocabulary.vocab_size - vocabulary.num_low
@@ -57,3 +76,19 @@ def choose_token(
             break
         place = (place + 1) % span
     return vocabulary.num_low + place
+
+
+def _allowed_ids(
+    params: SamplingParams, mask: Bitmasks | None, forbidden: Sequence[int], vocab_size: int
+) -> Sequence[int] | npt.NDArray[np.int64]:
+    """What the parameters allow, in their order, or else the mask, in rising order."""
+    allowed: Sequence[int] = params.allowed_token_ids
+    if forbidden:
+        allowed = [token_id for token_id in allowed if token_id not in forbidden]
+    if mask is None:
+        return allowed
+    bits = np.unpackbits(mask, count=vocab_size, bitorder="little")
+    if params.allowed_token_ids:
+        return [token_id for token_id in allowed if bits[token_id]]
+    bits[list(forbidden)] = 0
+    return bits.nonzero()[0]
