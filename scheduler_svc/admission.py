@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pagewire.kit.errors import InvalidRequestError, QueueFullError
 from pagewire.sampling_params import StructuredOutputs, check_token_ids
+from scheduler_svc.kv_cache_groups import max_held_blocks
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.request import EngineCoreRequest, max_total_tokens
 from scheduler_svc.request_queue import RequestQueue
@@ -114,10 +115,12 @@ def _check_context(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
 def _check_pool(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
     # The last token is drawn but never computed, so it needs no slot.
     num_slots = max_total_tokens(request, limits.max_model_len) - 1
-    num_needed = -(-num_slots // limits.block_size)
+    num_needed = max_held_blocks(
+        limits.kv_cache_groups, num_slots, limits.block_size, limits.max_step_tokens
+    )
     if num_needed > limits.num_usable_blocks:
         raise InvalidRequestError(
-            f"the request may grow to {num_needed} KV blocks, the pool has"
+            f"the request may need {num_needed} KV blocks at a time, the pool has"
             f" {limits.num_usable_blocks}; ask for fewer tokens, or start the engine with more KV"
             " cache (--kv-cache-memory-bytes, --num-gpu-blocks-override)",
             reason="EXCEEDS_KV_CACHE",

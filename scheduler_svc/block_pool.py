@@ -1,6 +1,6 @@
 """The pool of KV blocks: who is free, who is shared, and which block holds which tokens.
 
-It owns reference counts, the eviction order and the map from block hash to block. It does not know
+It owns reference counts, the eviction order and the maps from block hash to block. It does not know
 requests, tokens or policy: `kv_cache_manager` decides what to take, share and give back.
 """
 
@@ -9,30 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from scheduler_svc.free_block_queue import FreeBlockQueue, KVCacheBlock
+
 NULL_BLOCK_ID = 0
 
 
-class KVCacheBlock:
-    """One block; its links are valid only while it is in the free queue."""
-
-    __slots__ = ("block_hash", "block_id", "cached_in_step", "next_free", "prev_free", "ref_cnt")
-
-    def __init__(self, block_id: int) -> None:
-        self.block_id = block_id
-        self.ref_cnt = 0
-        self.block_hash: bytes | None = None
-        self.cached_in_step = 0
-        """The step that made it findable; means nothing without a hash."""
-        self.prev_free: KVCacheBlock | None = None
-        self.next_free: KVCacheBlock | None = None
-
-    def __repr__(self) -> str:
-        hashed = self.block_hash.hex()[:8] if self.block_hash else None
-        return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, hash={hashed})"
-
-
 class KvEventSink(Protocol):
-    """Whoever wants to know which hashes are findable; a hash counts, not its blocks."""
+    """Whoever wants to know which hashes are findable; a hash counts, not its blocks.
+
+    With several KV cache groups it hears of one of them: the first full one, else the first.
+    """
 
     def blocks_stored(
         self, parent_hash: bytes | None, hashes: Sequence[bytes], token_ids: Sequence[int]
@@ -49,99 +35,32 @@ class KvEventSink(Protocol):
         """What came since the last time belongs together."""
 
 
-class FreeBlockQueue:
-    """Doubly linked list of free blocks in eviction order: the head is taken first.
-
-    Linked through the blocks themselves, so that a hit can leave the middle in O(1).
-    """
-
-    def __init__(self, blocks: Iterable[KVCacheBlock]) -> None:
-        # Two fake ends spare every operation the cases of an empty list.
-        self._head = KVCacheBlock(-1)
-        self._tail = KVCacheBlock(-2)
-        self._head.next_free, self._tail.prev_free = self._tail, self._head
-        self.num_free_blocks = 0
-        self.append_n(blocks)
-
-    def popleft_n(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Take blocks from the head.
-
-        Raises:
-            ValueError: Fewer are free.
-        """
-        if num_blocks > self.num_free_blocks:
-            raise ValueError(f"cannot take {num_blocks} blocks, {self.num_free_blocks} are free")
-        taken = []
-        block = self._head.next_free
-        for _ in range(num_blocks):
-            if block is None:
-                raise RuntimeError("the free queue's links and count disagree")
-            taken.append(block)
-            following = block.next_free
-            block.prev_free = block.next_free = None
-            block = following
-        if block is not None:
-            self._head.next_free, block.prev_free = block, self._head
-        self.num_free_blocks -= num_blocks
-        return taken
-
-    def append_n(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Put blocks at the tail, in order: they are evicted last."""
-        last = self._tail.prev_free
-        for block in blocks:
-            block.prev_free = last
-            if last is not None:
-                last.next_free = block
-            last = block
-            self.num_free_blocks += 1
-        if last is not None:
-            last.next_free, self._tail.prev_free = self._tail, last
-
-    def prepend_n(self, blocks: Iterable[KVCacheBlock]) -> None:
-        """Put blocks at the head, in order: the first of them is taken next."""
-        following, last = self._head.next_free, self._head
-        for block in blocks:
-            last.next_free, block.prev_free = block, last
-            last = block
-            self.num_free_blocks += 1
-        last.next_free = following
-        if following is not None:
-            following.prev_free = last
-
-    def remove(self, block: KVCacheBlock) -> None:
-        """Take one block out of the middle.
-
-        Raises:
-            RuntimeError: The block is not in the queue.
-        """
-        before, after = block.prev_free, block.next_free
-        if before is None or after is None:
-            raise RuntimeError(f"{block} is not in the free queue")
-        before.next_free, after.prev_free = after, before
-        block.prev_free = block.next_free = None
-        self.num_free_blocks -= 1
-
-    def block_ids(self) -> list[int]:
-        """All free ids in eviction order; walks the whole queue (for tests and checks)."""
-        ids = []
-        block = self._head.next_free
-        while block is not None and block is not self._tail:
-            ids.append(block.block_id)
-            block = block.next_free
-        return ids
-
-
 class BlockPool:
     """All blocks of a KV cache.
 
     Invariants: block 0 is null (never free, never cached, not counted); every other block is in the
-    free queue exactly when its `ref_cnt` is 0; a block with a hash is in the hash map under it.
-    Several blocks may have the same hash, because block tables only ever grow.
+    free queue exactly when its `ref_cnt` is 0; a block with a hash is in its group's hash map under
+    it. Several blocks may have the same hash, because block tables only ever grow at their end.
     """
 
     def __init__(
-        self, num_blocks: int, *, enable_caching: bool = True, events: KvEventSink | None = None
+        self,
+        num_blocks: int,
+        *,
+        num_groups: int = 1,
+        event_group_id: int = 0,
+        enable_caching: bool = True,
+        events: KvEventSink | None = None,
     ) -> None:
+        """Make a pool of free blocks.
+
+        Args:
+            num_blocks: The null block included.
+            num_groups: KV cache groups that blocks are taken for; any block serves any group.
+            event_group_id: The group whose hashes `events` is told of.
+            enable_caching: Whether blocks can be made findable.
+            events: Whom to tell.
+        """
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: the null block alone takes one")
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
@@ -151,7 +70,11 @@ class BlockPool:
         self._enable_caching = enable_caching
         self._events = events
         self._free_queue = FreeBlockQueue(self.blocks[1:])
-        self._cached: dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]] = {}
+        self._event_group_id = event_group_id
+        # By group: the same tokens have a block in each.
+        self._cached: list[dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]]] = [
+            {} for _ in range(num_groups)
+        ]
 
     @property
     def num_free_blocks(self) -> int:
@@ -163,9 +86,9 @@ class BlockPool:
         num_usable = len(self.blocks) - 1
         return (num_usable - self.num_free_blocks) / num_usable if num_usable else 0.0
 
-    def get_cached_block(self, block_hash: bytes) -> KVCacheBlock | None:
-        """A block that holds these tokens, without taking it."""
-        entry = self._cached.get(block_hash)
+    def get_cached_block(self, block_hash: bytes, group_id: int = 0) -> KVCacheBlock | None:
+        """A block that holds these tokens for a group, without taking it."""
+        entry = self._cached[group_id].get(block_hash)
         if isinstance(entry, dict):
             return next(iter(entry.values()))
         return entry
@@ -208,9 +131,14 @@ class BlockPool:
         self._free_queue.prepend_n(unhashed)
 
     def cache_full_blocks(
-        self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[bytes], start: int, end: int
+        self,
+        blocks: Sequence[KVCacheBlock],
+        block_hashes: Sequence[bytes],
+        start: int,
+        end: int,
+        group_id: int = 0,
     ) -> list[int]:
-        """Make `blocks[start:end]`, which are full, findable under their hashes.
+        """Make `blocks[start:end]` of a group, which are full, findable under their hashes.
 
         Returns:
             Indices of those whose hash was not findable before.
@@ -224,6 +152,7 @@ class BlockPool:
                 raise RuntimeError(f"{block} is already cached")
             block.block_hash = block_hashes[index]
             block.cached_in_step = self.step
+            block.group_id = group_id
             if self._insert(block_hashes[index], block):
                 first_of_hash.append(index)
         return first_of_hash
@@ -256,10 +185,11 @@ class BlockPool:
         """
         if self.num_free_blocks != len(self.blocks) - 1:
             return False
-        for entry in self._cached.values():
-            for block in entry.values() if isinstance(entry, dict) else (entry,):
-                block.block_hash = None
-        self._cached.clear()
+        for cached in self._cached:
+            for entry in cached.values():
+                for block in entry.values() if isinstance(entry, dict) else (entry,):
+                    block.block_hash = None
+            cached.clear()
         if self._events is not None:
             self._events.all_cleared()
         return True
@@ -277,24 +207,27 @@ class BlockPool:
         _require(set(free_ids) == zero_ref_ids, "free blocks are not those without references")
         _require(self.null_block.block_hash is None, "the null block is cached")
         mapped = [
-            (block_hash, block)
-            for block_hash, entry in self._cached.items()
+            (group_id, block_hash, block)
+            for group_id, cached in enumerate(self._cached)
+            for block_hash, entry in cached.items()
             for block in (entry.values() if isinstance(entry, dict) else (entry,))
         ]
-        _require(all(h == b.block_hash for h, b in mapped), "a block is under another's hash")
+        _require(all(h == b.block_hash for _, h, b in mapped), "a block is under another's hash")
+        _require(all(g == b.group_id for g, _, b in mapped), "a block is in another group's map")
         hashed_ids = sorted(b.block_id for b in self.blocks if b.block_hash is not None)
-        mapped_ids = sorted(block.block_id for _, block in mapped)
+        mapped_ids = sorted(block.block_id for _, _, block in mapped)
         _require(hashed_ids == mapped_ids, "hashed blocks are not those in the map")
 
     def _insert(self, block_hash: bytes, block: KVCacheBlock) -> bool:
-        entry = self._cached.get(block_hash)
+        cached = self._cached[block.group_id]
+        entry = cached.get(block_hash)
         if entry is None:
-            self._cached[block_hash] = block
+            cached[block_hash] = block
             return True
         if isinstance(entry, dict):
             entry[block.block_id] = block
         else:
-            self._cached[block_hash] = {entry.block_id: entry, block.block_id: block}
+            cached[block_hash] = {entry.block_id: entry, block.block_id: block}
         return False
 
     def _evict(self, block: KVCacheBlock) -> None:
@@ -302,15 +235,16 @@ class BlockPool:
         if block_hash is None:
             raise RuntimeError(f"{block} is not cached")
         block.block_hash = None
-        entry = self._cached[block_hash]
+        cached = self._cached[block.group_id]
+        entry = cached[block_hash]
         if not isinstance(entry, dict):
-            del self._cached[block_hash]
-            if self._events is not None:
+            del cached[block_hash]
+            if self._events is not None and block.group_id == self._event_group_id:
                 self._events.block_removed(block_hash)
             return
         del entry[block.block_id]
         if len(entry) == 1:
-            self._cached[block_hash] = next(iter(entry.values()))
+            cached[block_hash] = next(iter(entry.values()))
 
 
 def _require(holds: bool, message: str) -> None:

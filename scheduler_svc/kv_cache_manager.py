@@ -1,28 +1,21 @@
 """Block tables: which blocks hold a request's tokens, and what it can share.
 
-It owns one block table a request and decides hits, allocation and freeing; `block_pool` carries
-them out. It does not know queues, budgets or the step. Called by `scheduler` alone.
+It owns the block tables of each request, one a group of layers, and decides hits, allocation and
+freeing over all groups together; `block_pool` carries them out, `prefix_hit` searches and
+`kv_cache_groups` knows what a window needs. It does not know queues, budgets or the step. Called by
+`scheduler` and `speculation` alone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from scheduler_svc.block_pool import BlockPool, KVCacheBlock, KvEventSink
+from scheduler_svc.block_pool import BlockPool, KvEventSink
+from scheduler_svc.block_tables import BlockTables, check_tables
+from scheduler_svc.kv_cache_groups import ONE_FULL_GROUP, KvCacheGroups
+from scheduler_svc.prefix_hit import NO_HIT, PrefixHit, find_prefix_hit
 from scheduler_svc.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """Cached blocks that hold the beginning of a request."""
-
-    blocks: Sequence[KVCacheBlock] = ()
-    num_tokens: int = 0
-
-
-NO_HIT = PrefixHit()
 
 
 @dataclass(slots=True)
@@ -46,18 +39,14 @@ class PrefixCacheStats:
             self.num_hits += num_hits
 
 
-@dataclass(slots=True)
-class _BlockTable:
-    blocks: list[KVCacheBlock] = field(default_factory=list)
-    num_cached_blocks: int = 0
-    """Leading blocks that are full and findable by hash."""
-
-
 class KVCacheManager:
     """Block tables of all running requests over one pool.
 
-    Invariant: a request has a table from its admission until it is preempted or finished, and the
-    pool's reference counts are the number of tables that a block is in.
+    Invariants: a request has tables from its admission until it is preempted or finished, and the
+    pool's reference counts are the number of tables that a block is in. The tables of a request are
+    of one length, so every group gets as many new blocks as the others.
+
+    Block ids go out flat: those of the first group, then as many of the second, and so on.
     """
 
     def __init__(
@@ -65,15 +54,39 @@ class KVCacheManager:
         num_blocks: int,
         block_size: int,
         *,
+        groups: KvCacheGroups = ONE_FULL_GROUP,
+        max_step_tokens: int = 1,
         enable_caching: bool = True,
         events: KvEventSink | None = None,
     ) -> None:
+        """Make a manager of no tables.
+
+        Args:
+            num_blocks: Of the pool, the null block included.
+            block_size: In tokens, of every group.
+            groups: At least one.
+            max_step_tokens: Most tokens of a request between what is surely computed and the end
+                of a step; bounds what a reservation counts for a window.
+            enable_caching: Whether requests share blocks.
+            events: Hears of the first full group, else of the first.
+        """
         self.block_size = block_size
         self.stats = PrefixCacheStats()
+        self._groups = groups
+        self._sliding = [(i, group) for i, group in enumerate(groups) if group.sliding_window]
+        self._max_step_tokens = max_step_tokens
         self._enable_caching = enable_caching
         self._events = events
-        self._pool = BlockPool(num_blocks, enable_caching=enable_caching, events=events)
-        self._tables: dict[str, _BlockTable] = {}
+        full = [i for i, group in enumerate(groups) if not group.sliding_window]
+        self._event_group_id = full[0] if full else 0
+        self._pool = BlockPool(
+            num_blocks,
+            num_groups=len(groups),
+            event_group_id=self._event_group_id,
+            enable_caching=enable_caching,
+            events=events,
+        )
+        self._tables: dict[str, BlockTables] = {}
 
     @property
     def usage(self) -> float:
@@ -91,15 +104,12 @@ class KVCacheManager:
 
     @property
     def num_tables(self) -> int:
+        """Requests that have block tables."""
         return len(self._tables)
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
-        return -(-num_tokens // self.block_size)
-
     def block_ids(self, request: Request) -> list[int]:
-        """The request's block table."""
-        return [block.block_id for block in self._tables[request.request_id].blocks]
+        """The request's block tables, one after another; 0 where a window has moved on."""
+        return self._tables[request.request_id].block_ids()
 
     def get_computed_blocks(self, request: Request) -> PrefixHit:
         """The longest cached beginning of a request; takes nothing.
@@ -109,36 +119,34 @@ class KVCacheManager:
         """
         if not self._enable_caching or not request.reads_prefix_cache:
             return NO_HIT
-        blocks = []
-        get_cached_block = self._pool.get_cached_block
-        for block_hash in request.block_hashes[: (request.num_tokens - 1) // self.block_size]:
-            block = get_cached_block(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return PrefixHit(blocks, len(blocks) * self.block_size)
+        hashes = request.block_hashes[: (request.num_tokens - 1) // self.block_size]
+        return find_prefix_hit(self._pool, self._groups, hashes, self.block_size)
 
     def allocate_slots(self, request: Request, num_new_tokens: int) -> Sequence[int] | None:
         """Make room for the next tokens of a running request.
 
-            | computed | new |            all in the table afterwards
-                       ^     ^ end
-                       `num_computed_tokens`
+            | out of window | computed | new |      all in the tables afterwards but the first
+                                       ^     ^ end
+                                       `num_computed_tokens`
 
         Returns:
-            Ids of the blocks added to the table, or None, with nothing changed, if too few are
-            free.
+            Ids of the blocks added to the tables, or None, with nothing added, if too few are free.
         """
-        table = self._tables[request.request_id]
+        tables = self._tables[request.request_id]
+        if self._sliding:
+            self._free_out_of_window(request, tables)
         end = request.num_computed_tokens + num_new_tokens
-        num_needed = -(-end // self.block_size) - len(table.blocks)
-        if num_needed > 0:
+        num_new_blocks = -(-end // self.block_size) - len(tables.blocks[0])
+        new_block_ids: Sequence[int] = ()
+        if num_new_blocks > 0:
+            num_needed = num_new_blocks * len(tables.blocks)
             if num_needed > self._pool.num_free_blocks:
                 return None
             new_blocks = self._pool.get_new_blocks(num_needed)
-            table.blocks += new_blocks
-        self._cache_full_blocks(request, table, end)
-        return [block.block_id for block in new_blocks] if num_needed > 0 else ()
+            tables.append(new_blocks, num_new_blocks)
+            new_block_ids = [block.block_id for block in new_blocks]
+        self._cache_full_blocks(request, tables, end)
+        return new_block_ids
 
     def admit(
         self,
@@ -149,46 +157,50 @@ class KVCacheManager:
         num_reserved_tokens: int = 0,
         num_spare_blocks: int = 0,
     ) -> list[int] | None:
-        """Give a waiting request its block table, from a hit that nothing has happened since.
+        """Give a waiting request its block tables, from a hit that nothing has happened since.
 
             | hit | new | reserved: must fit now, is not taken |
 
         Args:
-            request: Has no table yet and no computed tokens.
+            request: Has no tables yet and no computed tokens.
             hit: From `get_computed_blocks`.
             num_new_tokens: To compute in this step, after the hit.
-            num_reserved_tokens: Of the request from its start; blocks for them must be free.
+            num_reserved_tokens: Of the request from its start; blocks for them must be free, as
+                many as it holds at a time while it is computed that far.
             num_spare_blocks: Blocks that must stay free besides.
 
         Returns:
-            The whole table's block ids, or None, with nothing changed, if too few are free.
+            The whole tables' block ids, or None, with nothing changed, if too few are free.
         """
         end = hit.num_tokens + num_new_tokens
-        num_new_blocks = self.num_blocks_for(end) - len(hit.blocks)
-        num_to_fit = self.num_blocks_for(max(end, num_reserved_tokens)) - len(hit.blocks)
+        num_hit_blocks = hit.num_tokens // self.block_size
+        num_new_blocks = -(-end // self.block_size) - num_hit_blocks
+        num_to_fit = self._num_to_fit(num_hit_blocks, num_new_blocks, max(end, num_reserved_tokens))
+        tables = BlockTables.from_hit(hit, self._groups, self.block_size)
+        hit_blocks = tables.held_blocks()
         # A hit that nobody holds leaves the free queue too.
-        num_free_hits = sum(block.ref_cnt == 0 for block in hit.blocks)
+        num_free_hits = sum(block.ref_cnt == 0 for block in hit_blocks)
         if num_to_fit + num_free_hits + num_spare_blocks > self._pool.num_free_blocks:
             return None
         # Touched first, so that the new blocks can't be the hit's own.
-        self._pool.touch(hit.blocks)
-        blocks = [*hit.blocks, *self._pool.get_new_blocks(num_new_blocks)]
-        table = _BlockTable(blocks, num_cached_blocks=len(hit.blocks))
-        self._tables[request.request_id] = table
-        self._cache_full_blocks(request, table, end)
+        self._pool.touch(hit_blocks)
+        new_blocks = self._pool.get_new_blocks(num_new_blocks * len(self._groups))
+        tables.append(new_blocks, num_new_blocks)
+        self._tables[request.request_id] = tables
+        self._cache_full_blocks(request, tables, end)
         if self._enable_caching and request.reads_prefix_cache:
             self.stats.record(
                 num_queries=request.num_tokens,
                 num_hits=hit.num_tokens,
                 was_preempted=request.num_preemptions > 0,
             )
-        return [block.block_id for block in blocks]
+        return tables.block_ids()
 
     def free(self, request: Request) -> None:
-        """Give the request's blocks back; its last block is evicted first. Idempotent."""
-        table = self._tables.pop(request.request_id, None)
-        if table is not None:
-            self._pool.free_blocks(reversed(table.blocks))
+        """Give the request's blocks back; its last ones are evicted first. Idempotent."""
+        tables = self._tables.pop(request.request_id, None)
+        if tables is not None:
+            self._pool.free_blocks(tables.in_eviction_order())
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False, and nothing is done, while a request holds a block."""
@@ -209,23 +221,28 @@ class KVCacheManager:
         """Make unfindable what a request cached in this step or later: nobody may read it.
 
         The request, if it has blocks, must lose them next: nothing would cache them again. If it
-        has none any more, all that was cached since then is forgotten, which walks the pool.
+        has none any more, all that was cached since then is forgotten, which walks the pool. So it
+        is if windows have moved on since: they left blocks behind that are in no table.
         """
-        table = self._tables.get(request.request_id)
-        self._pool.uncache_since(step, self._pool.blocks if table is None else table.blocks)
+        tables = self._tables.get(request.request_id)
+        if tables is None or (self._sliding and step < self._pool.step):
+            self._pool.uncache_since(step, self._pool.blocks)
+        else:
+            self._pool.uncache_since(step, tables.held_blocks())
 
     def uncache_all_since(self, step: int) -> set[str]:
         """Make unfindable all that was cached in this step or later; walks the pool.
 
         Returns:
-            Ids of the requests that hold such a block: what they would read is in doubt.
+            Ids of the requests that hold such a block: what they would read is in doubt. One whose
+            window has left such a block was itself in that step or a later one.
         """
         uncached = {b.block_id for b in self._pool.uncache_since(step, self._pool.blocks)}
         self.flush_events()
         return {
             request_id
-            for request_id, table in self._tables.items()
-            if not uncached.isdisjoint(block.block_id for block in table.blocks)
+            for request_id, tables in self._tables.items()
+            if not uncached.isdisjoint(block.block_id for block in tables.held_blocks())
         }
 
     def check_integrity(self) -> None:
@@ -235,28 +252,51 @@ class KVCacheManager:
             RuntimeError: Names the first that does not hold.
         """
         self._pool.check_integrity()
-        num_references = Counter(
-            block.block_id for table in self._tables.values() for block in table.blocks
-        )
-        for block in self._pool.blocks[1:]:
-            if block.ref_cnt != num_references[block.block_id]:
-                raise RuntimeError(f"{block} is in {num_references[block.block_id]} tables")
-        if self._pool.null_block.block_id in num_references:
-            raise RuntimeError("the null block is in a block table")
+        check_tables(self._tables.values(), self._pool, self._groups, self.block_size)
 
-    def _cache_full_blocks(self, request: Request, table: _BlockTable, end: int) -> None:
+    def _num_to_fit(self, num_hit_blocks: int, num_new_blocks: int, num_tokens: int) -> int:
+        """Blocks that a request needs beside its hit, now or until it has this many tokens."""
+        num_after_hit = -(-num_tokens // self.block_size) - num_hit_blocks
+        num_to_fit = 0
+        for group in self._groups:
+            most = group.max_held_blocks(num_tokens, self.block_size, self._max_step_tokens)
+            most_new = most - group.num_hit_blocks(num_hit_blocks, self.block_size)
+            num_to_fit += max(num_new_blocks, min(most_new, num_after_hit))
+        return num_to_fit
+
+    def _free_out_of_window(self, request: Request, tables: BlockTables) -> None:
+        """Put the null block where no token that is still to be computed looks.
+
+        Only known tokens count: drafts may be wrong, and `num_computed_tokens` falls by them, but
+        never below the last known token. A step under way may still read a block that is freed here
+        and given to another request: whoever gets it writes in a step that is planned now or later,
+        and the worker runs steps in order.
+        """
+        num_sure_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        for group_id, group in self._sliding:
+            num_skipped = group.num_skipped_blocks(num_sure_tokens, self.block_size)
+            if num_skipped > tables.num_skipped[group_id]:
+                left = tables.skip(group_id, num_skipped, self._pool.null_block)
+                # As when a request ends: of the blocks left together the last is evicted first.
+                self._pool.free_blocks(reversed(left))
+
+    def _cache_full_blocks(self, request: Request, tables: BlockTables, end: int) -> None:
         # Cached before they are computed: whoever hits them in this step runs after or beside us.
         # Tokens that are not known yet (drafts) have no hash and are never cached.
         if not self._enable_caching:
             return
         num_full_blocks = min(end, len(request.all_token_ids)) // self.block_size
-        if num_full_blocks > table.num_cached_blocks:
+        if num_full_blocks <= tables.num_cached_blocks:
+            return
+        for group_id, blocks in enumerate(tables.blocks):
+            # Several tokens may have become known at once, and a window moved past a block of them.
+            start = max(tables.num_cached_blocks, tables.num_skipped[group_id])
             first_of_hash = self._pool.cache_full_blocks(
-                table.blocks, request.block_hashes, table.num_cached_blocks, num_full_blocks
+                blocks, request.block_hashes, start, num_full_blocks, group_id
             )
-            table.num_cached_blocks = num_full_blocks
-            if first_of_hash and self._events is not None:
+            if first_of_hash and self._events is not None and group_id == self._event_group_id:
                 self._emit_stored(self._events, request, first_of_hash)
+        tables.num_cached_blocks = num_full_blocks
 
     def _emit_stored(self, events: KvEventSink, request: Request, indices: Sequence[int]) -> None:
         """Tell of blocks that became findable, a run of neighbours at a time."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler_svc.kv_cache_groups import ONE_FULL_GROUP, KvCacheGroups, max_step_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -44,6 +46,8 @@ class SchedulerLimits:
     """Most tokens of waiting requests together; more are refused."""
     policy: str = "fcfs"
     """Order of the waiting queue and choice of preemption victims."""
+    kv_cache_groups: KvCacheGroups = ONE_FULL_GROUP
+    """Groups of layers with block tables of their own, all from the one pool."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
@@ -51,6 +55,8 @@ class SchedulerLimits:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.num_blocks < 2:
             raise ValueError(f"num_blocks={self.num_blocks}: must be at least 2 (one is null)")
+        if not self.kv_cache_groups:
+            raise ValueError("kv_cache_groups: there must be at least one")
         if not 0.0 <= self.watermark < 1.0:
             raise ValueError(f"watermark={self.watermark}: must be in [0, 1)")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
@@ -63,3 +69,8 @@ class SchedulerLimits:
     def num_usable_blocks(self) -> int:
         """Blocks that requests can hold: all but the null block."""
         return self.num_blocks - 1
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of one request between what is surely computed and the end of a step."""
+        return max_step_tokens(self.max_num_batched_tokens, self.long_prefill_token_threshold)

@@ -1,6 +1,7 @@
 import pytest
 
-from scheduler_svc.block_pool import BlockPool, FreeBlockQueue, KVCacheBlock
+from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.free_block_queue import FreeBlockQueue, KVCacheBlock
 
 HASHES = [bytes([i]) * 32 for i in range(20)]
 

@@ -1,6 +1,7 @@
 import pytest
 
-from scheduler_svc.kv_cache_manager import NO_HIT, KVCacheManager, PrefixCacheStats
+from scheduler_svc.kv_cache_manager import KVCacheManager, PrefixCacheStats
+from scheduler_svc.prefix_hit import NO_HIT
 from tests.scheduler_svc.factories import make_request
 
 
@@ -53,7 +54,7 @@ def test_the_same_beginning_is_hit():
     kv = manager_of()
     run_through(kv, make_request(range(10)))
     hit = kv.get_computed_blocks(make_request([*range(8), 50, 51, 52, 53]))
-    assert ([b.block_id for b in hit.blocks], hit.num_tokens) == ([1, 2], 8)
+    assert ([b.block_id for b in hit.blocks[0]], hit.num_tokens) == ([1, 2], 8)
 
 
 def test_a_fully_cached_prompt_recomputes_its_last_block():

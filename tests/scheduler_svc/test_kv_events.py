@@ -136,7 +136,7 @@ def follow_all(log, view, sequence):
 
 
 def findable(scheduler):
-    return set(scheduler.kv_cache._pool._cached)
+    return set(scheduler.kv_cache._pool._cached[0])
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
