@@ -8,107 +8,22 @@ alone.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.sampling_params import SamplingParams
-from worker_svc.sampler.metadata import SamplingRow
-from worker_svc.sampler.token_tables import TokenTables
-from worker_svc.step import NewRequest, RowFailure, SchedulerOutput
+from worker_svc.request_state import BatchRow, RequestState
+from worker_svc.step import SchedulerOutput
 
 Ints = npt.NDArray[np.int64]
 
 PADDING_SLOT = -1
-_SEED_MASK = 2**64 - 1
-_INITIAL_TOKENS = 256
-_INITIAL_BLOCKS = 16
 
 
 class StepError(ValueError):
     """The scheduler's step does not fit this worker's state: the whole step fails."""
-
-
-@dataclass(slots=True)
-class RequestState:
-    """One request. `num_computed_tokens` counts tokens whose KV is written or being written."""
-
-    handle: int
-    params: SamplingParams
-    seed: int
-    num_prompt_tokens: int
-    num_tokens: int
-    """Prompt and output tokens known."""
-    num_computed_tokens: int
-    num_blocks: int
-    token_ids: npt.NDArray[np.int32]
-    """Grows by doubling; the first `num_tokens` are meant."""
-    block_ids: npt.NDArray[np.int32]
-    """Grows by doubling; the first `num_blocks` are meant."""
-    failure: RowFailure | None = None
-    """Why no later step can sample for it."""
-    tables: TokenTables | None = None
-    """Made when it first samples."""
-
-    @classmethod
-    def from_new_request(cls, new: NewRequest) -> RequestState:
-        tokens = [*new.prompt_token_ids, *new.output_token_ids]
-        state = cls(
-            handle=new.handle,
-            params=new.sampling.normalized(),
-            seed=_seed(new),
-            num_prompt_tokens=len(new.prompt_token_ids),
-            num_tokens=0,
-            num_computed_tokens=new.num_computed_tokens,
-            num_blocks=0,
-            token_ids=np.zeros(max(_INITIAL_TOKENS, len(tokens)), dtype=np.int32),
-            block_ids=np.zeros(max(_INITIAL_BLOCKS, len(new.block_ids)), dtype=np.int32),
-        )
-        state.append_tokens(tokens)
-        state.append_blocks(new.block_ids)
-        return state
-
-    def append_tokens(self, token_ids: Sequence[int]) -> None:
-        self.token_ids = _with_room(self.token_ids, self.num_tokens + len(token_ids))
-        self.token_ids[self.num_tokens : self.num_tokens + len(token_ids)] = token_ids
-        self.num_tokens += len(token_ids)
-
-    def append_blocks(self, block_ids: Sequence[int]) -> None:
-        self.block_ids = _with_room(self.block_ids, self.num_blocks + len(block_ids))
-        self.block_ids[self.num_blocks : self.num_blocks + len(block_ids)] = block_ids
-        self.num_blocks += len(block_ids)
-
-    def sampling_row(self) -> SamplingRow:
-        if self.tables is None:
-            self.tables = TokenTables.from_params(self.params)
-        return SamplingRow(
-            params=self.params,
-            tables=self.tables,
-            seed=self.seed,
-            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
-            output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens],
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRow:
-    """One scheduled request of a step: tokens [start, start + num_tokens) of its sequence."""
-
-    state: RequestState
-    start: int
-    num_tokens: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """The step computes the last known token, so that the next one can be chosen."""
-        return self.end == self.state.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +80,9 @@ class InputBatch:
         self._append_blocks(step)
         if len(set(step.handles)) != len(step.handles):
             raise StepError(f"step {step.step}: a handle is scheduled twice")
+        drafts = step.drafts()
         return [
-            self._row(step.step, handle, num_tokens)
+            self._row(step.step, handle, num_tokens, drafts.get(handle, ()))
             for handle, num_tokens in zip(step.handles, step.num_scheduled_tokens, strict=True)
         ]
 
@@ -205,9 +121,9 @@ class InputBatch:
         )
 
     def advance(self, rows: Sequence[BatchRow]) -> None:
-        """The KV of `rows` is written."""
+        """The KV of `rows` is written; that of drafts counts once they are accepted."""
         for row in rows:
-            row.state.num_computed_tokens = row.end
+            row.state.num_computed_tokens = row.known_end
 
     def _append_blocks(self, step: SchedulerOutput) -> None:
         start = 0
@@ -222,21 +138,26 @@ class InputBatch:
                 f"step {step.step}: {len(step.new_block_ids)} new block ids, counts say {start}"
             )
 
-    def _row(self, step: int, handle: int, num_tokens: int) -> BatchRow:
-        state = self._get(step, handle)
-        row = BatchRow(state, state.num_computed_tokens, num_tokens)
-        if state.failure is not None:
+    def _row(
+        self, step: int, handle: int, num_tokens: int, draft_token_ids: Sequence[int]
+    ) -> BatchRow:
+        state, num_drafts = self._get(step, handle), len(draft_token_ids)
+        row = BatchRow(state, state.num_computed_tokens, num_tokens, num_drafts)
+        if state.is_over:
             return row
-        if num_tokens < 1 or row.end > state.num_tokens:
+        fits = row.start < row.known_end <= state.num_tokens
+        if not fits or (num_drafts and not row.samples):
             raise StepError(
                 f"step {step}: handle {handle} has {state.num_tokens} tokens, "
-                f"{row.start} computed, {num_tokens} scheduled"
+                f"{row.start} computed, {num_tokens} scheduled, {num_drafts} of them drafts"
             )
         if row.end > min(state.num_blocks * self._block_size, self._max_model_len):
             raise StepError(
                 f"step {step}: handle {handle} reaches {row.end} tokens with {state.num_blocks} "
                 f"blocks of {self._block_size} and max_model_len {self._max_model_len}"
             )
+        if num_drafts:
+            state.put_drafts(draft_token_ids)
         return row
 
     def _get(self, step: int, handle: int) -> RequestState:
@@ -255,20 +176,3 @@ class InputBatch:
 
 def _batch_order(row: BatchRow) -> tuple[bool, int]:
     return (row.num_tokens > 1, -row.end)
-
-
-def _with_room(array: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int32]:
-    """The array itself, or a longer copy of at least `size`."""
-    if size <= len(array):
-        return array
-    grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
-    grown[: len(array)] = array
-    return grown
-
-
-def _seed(new: NewRequest) -> int:
-    """The request's seed; without one (the gateway gives every request one) a hash of its id."""
-    if new.sampling.seed is not None:
-        return new.sampling.seed & _SEED_MASK
-    digest = hashlib.blake2b(new.request_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

@@ -8,7 +8,6 @@ its own, and torch runs there alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,21 +18,20 @@ from worker_svc.attention.torch_backend import MIN_GEMM_ROWS, TorchAttentionBack
 from worker_svc.cpu_memory import available_kv_bytes
 from worker_svc.dtypes import select_dtype
 from worker_svc.grammar_masks import MaskSource, no_masks
-from worker_svc.input_batch import BatchRow, InputBatch, StepInputs
+from worker_svc.input_batch import InputBatch, StepInputs
 from worker_svc.models.config import LlamaConfig, llama_config_from_hf
 from worker_svc.models.llama import LlamaForCausalLM
 from worker_svc.models.registry import model_class, select_architecture
-from worker_svc.sampler.metadata import SamplerOutput
+from worker_svc.request_state import BatchRow
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import (
-    FailedRow,
-    LogprobColumns,
     ModelInfo,
     ModelRunnerOutput,
     ProgressCallback,
     SchedulerOutput,
     StepTimings,
 )
+from worker_svc.step_sampling import make_output, sample_rows
 from worker_svc.weights.load import load_weights, weights_digest
 from worker_svc.weights.source import WeightSource, open_weights
 
@@ -82,17 +80,17 @@ class ModelRunner:
             raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
         begin_ns = time.perf_counter_ns()
         rows = self._batch.update(scheduler_output)
-        live = [row for row in rows if row.state.failure is None]
+        live = [row for row in rows if not row.state.is_over]
         if not live:
-            return _output(scheduler_output.step, rows, {}, _Clock(begin_ns))
+            return make_output(scheduler_output.step, rows, {}, _Clock(begin_ns).timings())
         inputs = self._batch.make_inputs(live, min_tokens=loaded.min_rows)
         clock = _Clock(begin_ns)
         hidden = loaded.forward(inputs)
         self._batch.advance(live)
         sampling, logits = loaded.logits(inputs, hidden)
         clock.forward_done()
-        sampled = _sample(loaded.sampler, sampling, logits)
-        return _output(scheduler_output.step, rows, sampled, clock)
+        sampled = sample_rows(loaded.sampler, scheduler_output, sampling, logits, masks)
+        return make_output(scheduler_output.step, rows, sampled, clock.timings())
 
     def _require_loaded(self) -> _LoadedModel:
         if self._loaded is None:
@@ -144,13 +142,19 @@ class _LoadedModel:
     def logits(
         self, inputs: StepInputs, hidden: torch.Tensor
     ) -> tuple[list[BatchRow], torch.Tensor]:
-        """The rows that sample, and their logits [num_sampling_rows, vocab_size] float32."""
+        """The rows that sample, and logits of their last known token and of each of their drafts.
+
+        Logits are [num_sampling_rows + num_drafts, vocab_size] float32, row after row.
+        """
         places = [place for place, row in enumerate(inputs.rows) if row.samples]
-        last_tokens = [inputs.query_start_loc[place + 1] - 1 for place in places]
         rows = [inputs.rows[place] for place in places]
-        # Fewer rows than the GEMM needs are filled up with any, and cut off again.
-        padding = [0] * max(0, self.min_rows - len(rows)) if rows else []
-        return rows, self.model.compute_logits(hidden[last_tokens + padding])[: len(rows)]
+        tokens: list[int] = []
+        for place, row in zip(places, rows, strict=True):
+            end = inputs.query_start_loc[place + 1]
+            tokens.extend(range(end - 1 - row.num_drafts, end))
+        # Fewer tokens than the GEMM needs are filled up with any, and cut off again.
+        padding = [0] * max(0, self.min_rows - len(tokens)) if rows else []
+        return rows, self.model.compute_logits(hidden[tokens + padding])[: len(tokens)]
 
 
 class _Clock:
@@ -172,62 +176,6 @@ class _Clock:
             sample_ns=end_ns - self._forward_ns,
             total_ns=end_ns - self._begin_ns,
         )
-
-
-class _Sampled:
-    """What one row got."""
-
-    def __init__(self, output: SamplerOutput, place: int) -> None:
-        self.token_id = int(output.token_ids[place])
-        self.logprobs = output.logprobs[place]
-
-
-def _sample(
-    sampler: Sampler, rows: Sequence[BatchRow], logits: torch.Tensor
-) -> dict[int, _Sampled]:
-    """Samples, appends each token to its request, and marks rows that failed; by handle."""
-    if not rows:
-        return {}
-    output = sampler.sample(logits, [row.state.sampling_row() for row in rows])
-    sampled = {}
-    for place, row in enumerate(rows):
-        row.state.failure = output.failures[place]
-        if row.state.failure is None:
-            sampled[row.state.handle] = _Sampled(output, place)
-            row.state.append_tokens([sampled[row.state.handle].token_id])
-    return sampled
-
-
-def _output(
-    step: int, rows: Sequence[BatchRow], sampled: Mapping[int, _Sampled], clock: _Clock
-) -> ModelRunnerOutput:
-    handles = [row.state.handle for row in rows]
-    tokens = [sampled[handle] for handle in handles if handle in sampled]
-    return ModelRunnerOutput(
-        step=step,
-        handles=handles,
-        num_sampled=[int(handle in sampled) for handle in handles],
-        sampled_token_ids=[token.token_id for token in tokens],
-        failed=[
-            FailedRow(row.state.handle, row.state.failure)
-            for row in rows
-            if row.state.failure is not None
-        ],
-        logprobs=_logprob_columns(tokens),
-        timings=clock.timings(),
-    )
-
-
-def _logprob_columns(tokens: Sequence[_Sampled]) -> LogprobColumns | None:
-    if all(token.logprobs is None for token in tokens):
-        return None
-    given = [token.logprobs for token in tokens if token.logprobs is not None]
-    return LogprobColumns(
-        counts=[len(t.logprobs.token_ids) if t.logprobs else 0 for t in tokens],
-        token_ids=[token_id for entry in given for token_id in entry.token_ids],
-        logprobs=[logprob for entry in given for logprob in entry.logprobs],
-        sampled_ranks=[t.logprobs.sampled_rank if t.logprobs else 0 for t in tokens],
-    )
 
 
 def _check_load_format(load_format: str, found: ModelFormat) -> None:

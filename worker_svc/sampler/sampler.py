@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.sampler.grammar import MaskedRows, apply_masks
 from worker_svc.sampler.logprobs import token_logprobs
 from worker_svc.sampler.metadata import SamplerOutput, SamplingRow, TokenLogprobs
 from worker_svc.sampler.philox import uniforms
@@ -27,9 +28,22 @@ class Sampler:
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
         self._eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.int64)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> SamplerOutput:
-        """One token for each row of logits [num_rows, vocab_size] float32, which it changes."""
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SamplingRow],
+        masked: MaskedRows | None = None,
+    ) -> SamplerOutput:
+        """One token for each row of logits.
+
+        Args:
+            logits: [num_rows, vocab_size] float32; they are changed.
+            rows: One for each row of logits.
+            masked: Grammar masks. They come first: logprobs are those of what a mask leaves.
+        """
         failures = _non_finite_rows(logits)
+        if masked is not None:
+            apply_masks(logits, masked)
         raw = {
             index: logits[index].clone()
             for index, row in enumerate(rows)

@@ -49,9 +49,8 @@ class _Request:
     num_computed_tokens: int
     block_table: Blocks
     failure: RowFailure | None = None
-    """Why no later step can sample for it."""
-    ended: bool = False
-    """It ended while the masks of a step were made."""
+    is_over: bool = False
+    """It failed, or it ended while the masks of a step were made: no later step samples for it."""
 
     @classmethod
     def from_new_request(cls, new: NewRequest) -> _Request:
@@ -67,10 +66,6 @@ class _Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def is_over(self) -> bool:
-        return self.ended or self.failure is not None
 
     @property
     def is_sampling(self) -> bool:
@@ -178,10 +173,12 @@ class SimRunner:
         for handle, row, count in zip(step.handles, rows, step.num_scheduled_tokens, strict=True):
             if row.is_over:
                 continue
-            start, row_drafts = row.num_computed_tokens, drafts.get(handle, ())
-            row.num_computed_tokens += count - len(row_drafts)
-            known = row.token_ids[start : row.num_computed_tokens]
-            pages.write(row.block_table, start, [*known, *row_drafts] if row_drafts else known)
+            start = row.num_computed_tokens
+            token_ids = row.token_ids[start : start + count]
+            row.num_computed_tokens += len(token_ids)  # drafts do not count before they are chosen
+            if handle in drafts:
+                token_ids += drafts[handle]
+            pages.write(row.block_table, start, token_ids)
 
     def _await_masks(
         self, step: SchedulerOutput, masks: MaskSource, begin_ns: int
@@ -193,7 +190,7 @@ class SimRunner:
         self._wait(step, begin_ns)  # the forward pass, which the making of masks overlaps
         row_masks = masks().by_handle()
         for handle in sampling:
-            self._requests[handle].ended = handle not in row_masks
+            self._requests[handle].is_over = handle not in row_masks
         return row_masks
 
     def _sample(
@@ -210,20 +207,20 @@ class SimRunner:
         sampled: list[int] = []
         if not row.is_sampling:
             return sampled
-        for place in range(len(drafts) + 1):
-            mask = None if masks is None else masks[place]
-            context = pages.read(row.block_table, row.num_computed_tokens + place)
+        for draft in (*drafts, None):
+            mask = None if masks is None else masks[len(sampled)]
+            context = pages.read(row.block_table, row.num_computed_tokens)
             token_id = choose_token(
                 context, row.params, row.seed, row.num_output_tokens, self._vocabulary, mask
             )
             if token_id is None:
-                row.failure = EMPTY_MASK
+                row.failure, row.is_over = EMPTY_MASK, True
                 break
             row.token_ids.append(token_id)
             sampled.append(token_id)
-            if place < len(drafts) and drafts[place] != token_id:
+            if token_id != draft:
                 break
-        row.num_computed_tokens += max(0, len(sampled) - 1)
+            row.num_computed_tokens += 1  # the draft is in the pages already
         return sampled
 
     def _logprobs(

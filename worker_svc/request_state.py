@@ -1,0 +1,149 @@
+"""One request on a worker, and what a step computes of it.
+
+Owns the request's arrays: token ids and block table, which grow by doubling, so that a step copies
+nothing of what is known. Knows nothing of steps and of other requests. Kept by the input batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pagewire.sampling_params import SamplingParams
+from worker_svc.sampler.metadata import SamplingRow
+from worker_svc.sampler.token_tables import TokenTables
+from worker_svc.step import NewRequest, RowFailure
+
+_SEED_MASK = 2**64 - 1
+_INITIAL_TOKENS = 256
+_INITIAL_BLOCKS = 16
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request. `num_computed_tokens` counts tokens whose KV is written or being written."""
+
+    handle: int
+    params: SamplingParams
+    seed: int
+    num_prompt_tokens: int
+    num_tokens: int
+    """Prompt and output tokens known."""
+    num_computed_tokens: int
+    num_blocks: int
+    token_ids: npt.NDArray[np.int32]
+    """Grows by doubling; the first `num_tokens` are meant."""
+    block_ids: npt.NDArray[np.int32]
+    """Grows by doubling; the first `num_blocks` are meant."""
+    failure: RowFailure | None = None
+    """Why no later step can sample for it."""
+    ended: bool = False
+    """It ended while the grammar masks of a step were made: no later step samples for it."""
+    tables: TokenTables | None = None
+    """Made when it first samples."""
+
+    @classmethod
+    def from_new_request(cls, new: NewRequest) -> RequestState:
+        tokens = [*new.prompt_token_ids, *new.output_token_ids]
+        state = cls(
+            handle=new.handle,
+            params=new.sampling.normalized(),
+            seed=_seed(new),
+            num_prompt_tokens=len(new.prompt_token_ids),
+            num_tokens=0,
+            num_computed_tokens=new.num_computed_tokens,
+            num_blocks=0,
+            token_ids=np.zeros(max(_INITIAL_TOKENS, len(tokens)), dtype=np.int32),
+            block_ids=np.zeros(max(_INITIAL_BLOCKS, len(new.block_ids)), dtype=np.int32),
+        )
+        state.append_tokens(tokens)
+        state.append_blocks(new.block_ids)
+        return state
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended or self.failure is not None
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        self.put_drafts(token_ids)
+        self.num_tokens += len(token_ids)
+
+    def append_sampled(self, token_ids: Sequence[int]) -> None:
+        """Sampled tokens, at least one; those before the last one are drafts, computed already."""
+        self.append_tokens(token_ids)
+        self.num_computed_tokens += len(token_ids) - 1
+
+    def put_drafts(self, token_ids: Sequence[int]) -> None:
+        """Write tokens behind the known ones without making them known."""
+        end = self.num_tokens + len(token_ids)
+        self.token_ids = _with_room(self.token_ids, end)
+        self.token_ids[self.num_tokens : end] = token_ids
+
+    def append_blocks(self, block_ids: Sequence[int]) -> None:
+        self.block_ids = _with_room(self.block_ids, self.num_blocks + len(block_ids))
+        self.block_ids[self.num_blocks : self.num_blocks + len(block_ids)] = block_ids
+        self.num_blocks += len(block_ids)
+
+    def sampling_row(self, num_drafts: int = 0) -> SamplingRow:
+        """What the sampler needs for the token after the known ones and `num_drafts` drafts."""
+        if self.tables is None:
+            self.tables = TokenTables.from_params(self.params)
+        return SamplingRow(
+            params=self.params,
+            tables=self.tables,
+            seed=self.seed,
+            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
+            output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens + num_drafts],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One scheduled request of a step: tokens [start, start + num_tokens) of its sequence.
+
+    The last `num_drafts` of them are drafts, which follow all known tokens.
+    """
+
+    state: RequestState
+    start: int
+    num_tokens: int
+    num_drafts: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def known_end(self) -> int:
+        return self.end - self.num_drafts
+
+    @property
+    def samples(self) -> bool:
+        """The step computes the last known token, so that the next one can be chosen."""
+        return self.known_end == self.state.num_tokens
+
+    @property
+    def draft_token_ids(self) -> npt.NDArray[np.int32]:
+        """[num_drafts]; until the request gets its sampled tokens."""
+        return self.state.token_ids[self.known_end : self.end]
+
+
+def _with_room(array: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int32]:
+    """The array itself, or a longer copy of at least `size`."""
+    if size <= len(array):
+        return array
+    grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+def _seed(new: NewRequest) -> int:
+    """The request's seed; without one (the gateway gives every request one) a hash of its id."""
+    if new.sampling.seed is not None:
+        return new.sampling.seed & _SEED_MASK
+    digest = hashlib.blake2b(new.request_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

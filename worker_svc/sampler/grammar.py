@@ -1,0 +1,35 @@
+"""Grammar masks on logits: what a bit does not allow cannot be drawn.
+
+Applied before all that a request's parameters change. Knows nothing of grammars or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker_svc.grammar_masks import Bitmasks
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """The rows of logits that have a mask."""
+
+    places: Sequence[int]
+    """Their indices, each once."""
+    bitmasks: Bitmasks
+    """[len(places), ceil(vocab_size / 8)], least significant bit first."""
+
+
+def apply_masks(logits: torch.Tensor, masked: MaskedRows) -> None:
+    """Set what is not allowed to -inf in logits [num_rows, vocab_size] float32, in place."""
+    bits = np.unpackbits(masked.bitmasks, axis=1, count=logits.shape[1], bitorder="little")
+    forbidden = torch.from_numpy(bits) == 0
+    if len(masked.places) == len(logits) and list(masked.places) == list(range(len(logits))):
+        logits.masked_fill_(forbidden, -torch.inf)
+        return
+    places = torch.tensor(masked.places, dtype=torch.int64)
+    logits[places] = logits[places].masked_fill_(forbidden, -torch.inf)
