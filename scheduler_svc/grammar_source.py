@@ -1,0 +1,153 @@
+"""From what a client wrote to a grammar in llguidance's Lark dialect; pure text work.
+
+Every form becomes Lark text, so that one option can be put behind it: masks allow every way to cut
+the text into tokens, not the one that a greedy tokenizer would take. It also refuses what the
+library would work on without an end (see `_check_lark`), and knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+from llguidance import LLMatcher
+
+from pagewire.sampling_params import StructuredOutputs
+from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, GrammarError
+
+MAX_REGEX_BYTES = 32_768
+"""Every step walks what is left of an expression, so a long one would slow each of its steps."""
+MAX_DEFINITIONS = 2000
+"""Rules and terminals of a Lark grammar; compiling takes the square of a chain's length."""
+MAX_MEMBERS = 1000
+"""Members of one object of a schema: compiling takes the square of the properties."""
+
+# One way to write each value: whitespace that may repeat lets a small model write nothing else,
+# and with these separators (those of most JSON that models have read) keys can be drafted whole.
+_JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+}
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|/(?![/*])(?:\\.|[^/\\])+/|(?://|\#)[^\n]*', re.DOTALL)
+_MAX_MESSAGE_CHARS = 300
+
+
+def grammar_source(outputs: StructuredOutputs) -> str:
+    """Return the grammar to compile.
+
+    Raises:
+        GrammarError: It is wrong in a way that is seen without compiling.
+    """
+    if outputs.choice:
+        lark = f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, outputs.choice))}"
+    elif outputs.regex is not None:
+        lark = _regex(outputs.regex)
+    elif outputs.grammar is not None:
+        _check_lark(outputs.grammar)
+        lark = outputs.grammar
+    else:
+        lark = _json_schema(outputs.json_schema or '{"type": "object"}')
+    # Built here: the library takes a text that looks like JSON for its own container format.
+    return json.dumps({"grammars": [{"lark_grammar": lark + _NO_FORCING}]})
+
+
+def describe(outputs: StructuredOutputs, error: str) -> GrammarError:
+    """Return the library's message on a form as an error for the client."""
+    lines = [line.removesuffix("<non-verbose/>").strip() for line in error.splitlines()]
+    # Of an expression's error, the first lines show where it is and one says what it is.
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    text = (named or [lines[0] if lines else ""])[0]
+    if outputs.grammar is None:
+        # Positions are those of the text that was made here, which the client never saw.
+        text = re.sub(r"^(at )?\d+\(\d+\): ", "", text)
+        text = re.sub(
+            r'^(failed to compile JSON schema: |invalid regex ".*" \(in regex\): )', "", text
+        )
+    is_limit = (
+        re.search(r"\b(limits?|fuel|too (many|big|complex|large)|max is)\b", text) is not None
+    )
+    if is_limit:
+        return _too_complex(_kind(outputs))
+    if text.startswith("NoExtension"):
+        text = "no output can have this form"
+    if text.startswith("Resource '"):
+        text = "references to other documents are not fetched; put the schemas under $defs"
+    text = re.split(r"\. Enable |; following special tokens", text)[0]
+    return GrammarError(INVALID_GRAMMAR, f"{_kind(outputs)}: {_cut(text) or 'it is not valid'}")
+
+
+def _kind(outputs: StructuredOutputs) -> str:
+    """The client's field that holds the form."""
+    given = ("json_schema", "json_object", "regex", "choice", "grammar")
+    return next(name for name in given if getattr(outputs, name))
+
+
+def _regex(regex: str) -> str:
+    if len(regex.encode()) > MAX_REGEX_BYTES:
+        raise _too_complex("regex", f"at most {MAX_REGEX_BYTES} bytes are taken")
+    # Whatever an expression needs to stand between slashes is the library's to know.
+    container = json.loads(LLMatcher.grammar_from_regex(regex))
+    return str(container["grammars"][0]["lark_grammar"])
+
+
+def _json_schema(text: str) -> str:
+    schema = _parse_json(text)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise GrammarError(INVALID_GRAMMAR, "json_schema: must be a JSON object")
+    _check_members(schema)
+    return f"start: %json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+
+
+def _parse_json(text: str) -> Any:
+    # Parsed and written again: what is not JSON must not become part of the text around it.
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise GrammarError(INVALID_GRAMMAR, "json_schema: is not valid JSON") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _check_members(schema: Any) -> None:
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if len(value) > MAX_MEMBERS:
+                detail = f"an object may have {MAX_MEMBERS} members at most"
+                raise _too_complex("json_schema", detail)
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _check_lark(text: str) -> None:
+    """Refuse what no limit of the library bounds.
+
+    An intersection or complement of expressions is searched for a match when it is compiled, over
+    more states than there is time for; nothing can stop the thread that does it.
+    """
+    bare = _QUOTED.sub(" ", text)
+    if "&" in bare or "~" in bare:
+        raise GrammarError(
+            INVALID_GRAMMAR, "grammar: the operators & and ~ are not supported; write it without"
+        )
+    if bare.count(":") > MAX_DEFINITIONS:
+        raise _too_complex("grammar", f"at most {MAX_DEFINITIONS} definitions are taken")
+
+
+def _too_complex(kind: str, detail: str = "make it smaller") -> GrammarError:
+    return GrammarError(GRAMMAR_TOO_COMPLEX, f"{kind}: it is too complex; {detail}")
+
+
+def _cut(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _MAX_MESSAGE_CHARS else text[: _MAX_MESSAGE_CHARS - 1] + "…"
