@@ -42,7 +42,8 @@ from pagewire.kit.lifecycle import child_environment
 from pagewire.kit.logs import configure_logging
 from pagewire.kit.server import run
 from pagewire.sampling_params import SamplingParams
-from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.worker_client import GrpcExecutor

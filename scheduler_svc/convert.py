@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pagewire import wire
 from pagewire.kit.errors import InvalidRequestError, PagewireError
 from pagewire.v1 import common_pb2, scheduler_pb2
-from scheduler_svc.engine_core import EngineCounters, EngineState
 from scheduler_svc.engine_info import EngineInfo
+from scheduler_svc.engine_state import EngineCounters, EngineState
 from scheduler_svc.kv_events import KvEventBatch
 from scheduler_svc.output import (
     EngineCoreOutputs,

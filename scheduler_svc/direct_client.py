@@ -74,6 +74,9 @@ class DirectClient:
             self._end = end
         self._wake.set()
 
+    def put_admitted(self, request_id: str) -> None:
+        """Nothing to say: the first token says it."""
+
     def set_recovering(self, recovering: bool) -> None:
         """Nothing to say: the stream pauses and goes on."""
 

@@ -14,17 +14,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from itertools import count
-from typing import Protocol
 
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
+from scheduler_svc.admission import check_grammar_size
+from scheduler_svc.drafter import make_drafter
 from scheduler_svc.engine_info import EngineInfo, engine_fingerprint, make_limits
+from scheduler_svc.engine_state import EngineCounters, EngineState, OutputSink
 from scheduler_svc.executor import (
     Executor,
     KvCachePlan,
@@ -33,6 +35,8 @@ from scheduler_svc.executor import (
     WorkerLostError,
     WorkerUnavailableError,
 )
+from scheduler_svc.grammar import Grammar, GrammarError
+from scheduler_svc.grammar_compiler import GrammarCompiler, GrammarModel
 from scheduler_svc.kv_events import KvEventLog
 from scheduler_svc.kv_sizing import plan_kv_cache
 from scheduler_svc.liveness import LivenessGuard
@@ -48,7 +52,7 @@ from scheduler_svc.pause import PauseMode, PauseState
 from scheduler_svc.quiet_waiter import QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
-from scheduler_svc.stop import Stop
+from scheduler_svc.stop import FinishReason, Stop
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
@@ -58,46 +62,6 @@ MAX_STEPS_IN_FLIGHT = 2
 SUSPECTED_MESSAGE = "workers failed again and again on this request"
 
 log = get_logger("scheduler_svc.engine_core")
-
-
-class EngineState(Enum):
-    """Whether steps can run."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RECOVERING = "recovering"
-
-
-class OutputSink(Protocol):
-    """A client of the engine. Its methods return at once and raise nothing."""
-
-    def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
-        """Take what a step gave."""
-
-    def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
-        """Take requests that were ended from outside a step."""
-
-    def set_recovering(self, recovering: bool) -> None:
-        """Note that the worker is lost, or back."""
-
-    def set_draining(self, deadline_s: float) -> None:
-        """Note that the engine goes away in so many seconds."""
-
-    def end(self, error: PagewireError) -> None:
-        """The engine lets go of this client; its requests end here without another word."""
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """Grow forever."""
-
-    num_steps: int = 0
-    prompt_tokens: int = 0
-    """Of requests that began to run."""
-    generation_tokens: int = 0
-    num_workers_lost: int = 0
-    worker_idle_ns: int = 0
-    """How long workers had no step queued though there was work for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +87,7 @@ class EngineCore:
         self,
         config: EngineConfig,
         executor: Executor,
+        grammars: GrammarCompiler | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -133,6 +98,8 @@ class EngineCore:
         self.info: EngineInfo | None = None
         self.on_state: Callable[[EngineState], None] = lambda state: None
         self._executor = executor
+        # Without an address of a tokenizer it refuses every form.
+        self._grammars = grammars or GrammarCompiler(config.structured_outputs, ())
         self._clock = clock
         self._sleep = sleep
         self._scheduler: Scheduler | None = None
@@ -165,25 +132,41 @@ class EngineCore:
         """Remove a client and abort its requests without telling it. Idempotent."""
         self._sinks.pop(client_id, None)
         if self._scheduler is not None:
-            self._scheduler.finish_requests(request_ids)
+            self._end_requests(self._scheduler, request_ids)
             self._changed()
 
-    def add_request(self, request: EngineCoreRequest) -> None:
+    def add_request(self, request: EngineCoreRequest) -> bool:
         """Queue a request.
+
+        Returns:
+            Whether it is taken. Else that depends on its grammar: its client hears `put_admitted`,
+            or an end, before anything else.
 
         Raises:
             PagewireError: It is refused.
         """
         if self._drain_ends_s is not None:
             raise ServiceUnavailableError("the engine is going away", reason="DRAINING")
+        form = request.sampling_params.structured_outputs
+        if form is not None:
+            check_grammar_size(form, self.config.structured_outputs.max_grammar_bytes)
         self._require_scheduler().add_request(request, self._clock())
         self._idle.clear()
         self._wake.set()
+        if form is not None:
+            self._grammars.start(
+                request.request_id,
+                form,
+                request.output_token_ids,
+                partial(self._on_grammar, request),
+                partial(self._on_grammar_failed, request.request_id),
+            )
+        return form is None
 
     def finish_requests(self, request_ids: Iterable[str], stop: Stop = ABORTED) -> None:
         """End requests and tell their clients; unknown ids are passed over."""
         if self._scheduler is not None:
-            self._put_finished(self._scheduler.finish_requests(request_ids, stop))
+            self._put_finished(self._end_requests(self._scheduler, request_ids, stop))
             self._changed()
 
     def require_info(self) -> EngineInfo:
@@ -224,7 +207,7 @@ class EngineCore:
         log.info("paused", mode=mode.value)
         scheduler.pause_state = mode.state
         if mode is PauseMode.ABORT:
-            self._put_finished(scheduler.finish_requests(None))
+            self._put_finished(self._end_requests(scheduler, None))
         self._changed()
         await self._quiet.wait()
 
@@ -256,7 +239,7 @@ class EngineCore:
         for sink in list(self._sinks.values()):
             sink.end(ServiceUnavailableError("the engine is going away", reason="DRAINING"))
         if self._scheduler is not None:
-            self._scheduler.finish_requests(None)
+            self._end_requests(self._scheduler, None)
 
     # The loop.
 
@@ -303,7 +286,15 @@ class EngineCore:
         if self.info is None:
             plan = plan_kv_cache(self.config, facts)
             self.info = EngineInfo(facts, plan, fingerprint)
-            self._scheduler = Scheduler(make_limits(self.config, facts, plan), self.kv_events)
+            self._scheduler = Scheduler(
+                make_limits(self.config, facts, plan),
+                self.kv_events,
+                make_drafter(self.config.speculative),
+            )
+            fingerprint_of_tokens = facts.model_info.tokenizer_fingerprint
+            self._grammars.open(
+                GrammarModel(facts.vocab_size, facts.eos_token_ids, fingerprint_of_tokens)
+            )
             log.info(
                 "kv_cache_sized",
                 num_blocks=plan.num_blocks,
@@ -347,6 +338,8 @@ class EngineCore:
             except WorkerLostError as error:
                 self._on_step_failed(scheduler, str(error))
                 raise
+            if len(self._in_flight) == 1:
+                await self._send_masks(scheduler, step)
 
     @property
     def _may_send(self) -> bool:
@@ -375,6 +368,30 @@ class EngineCore:
             if sink is not None:
                 sink.put_outputs(client_outputs, timings)
         self._note_idle(scheduler)
+        if self._in_flight:
+            await self._send_masks(scheduler, self._in_flight[0])
+
+    async def _send_masks(self, scheduler: Scheduler, step: _StepInFlight) -> None:
+        """Send the grammar masks of the oldest step under way: all tokens before it are known.
+
+        The worker computes meanwhile and waits for them only before it draws.
+        """
+        output = step.output
+        if not output.masked_rows:
+            return
+        rows = scheduler.rows_to_mask(output)
+        results = await self._grammars.masks(list(rows.values()))
+        masks = {}
+        for row, result in zip(rows, results, strict=True):
+            if isinstance(result, GrammarError):
+                self._on_grammar_failed(output.requests[row].request_id, result)
+            else:
+                masks[row] = result
+        try:
+            await self._executor.send_masks(output, masks)
+        except WorkerLostError as error:
+            self._on_step_failed(scheduler, str(error))
+            raise
 
     async def _wait_for_work(self) -> None:
         self._follows_work = False
@@ -389,7 +406,10 @@ class EngineCore:
         """
         outputs: list[SchedulerOutput] = []
         while self._in_flight:
+            output = self._in_flight[0].output
             if outputs:
+                if output.masked_rows:
+                    await self._executor.send_masks(output, {})
                 with suppress(StepFailedError):
                     await self._executor.receive()
             outputs.append(self._in_flight.popleft().output)
@@ -419,7 +439,7 @@ class EngineCore:
         ids = scheduler.suspect_step(output)
         if ids:
             log.error("requests_suspected", request_ids=ids)
-            self._put_finished(scheduler.finish_requests(ids, FAILED, SUSPECTED_MESSAGE))
+            self._put_finished(self._end_requests(scheduler, ids, FAILED, SUSPECTED_MESSAGE))
             self._note_idle(scheduler)
 
     def _on_worker_lost(self, reason: str) -> None:
@@ -440,6 +460,34 @@ class EngineCore:
         for sink in list(self._sinks.values()):
             sink.set_recovering(state is EngineState.RECOVERING)
         self.on_state(state)
+
+    def _on_grammar(self, request: EngineCoreRequest, grammar: Grammar) -> None:
+        self._require_scheduler().set_grammar(request.request_id, grammar)
+        sink = self._sinks.get(request.client_id)
+        if sink is not None:
+            sink.put_admitted(request.request_id)
+        self._changed()
+
+    def _on_grammar_failed(self, request_id: str, error: GrammarError) -> None:
+        log.info("grammar_failed", request_id=request_id, reason=error.reason)
+        stop = Stop(FinishReason.ERROR, error_reason=error.reason)
+        scheduler = self._require_scheduler()
+        self._put_finished(self._end_requests(scheduler, [request_id], stop, error.message))
+        self._changed()
+
+    def _end_requests(
+        self,
+        scheduler: Scheduler,
+        request_ids: Iterable[str] | None,
+        stop: Stop = ABORTED,
+        message: str = "",
+    ) -> dict[int, list[FinishedRequest]]:
+        """End requests from outside, those whose grammar is still made included."""
+        ended = scheduler.finish_requests(request_ids, stop, message)
+        for finished in ended.values():
+            for end in finished:
+                self._grammars.cancel(end.request_id)
+        return ended
 
     def _put_finished(self, ended: dict[int, list[FinishedRequest]]) -> None:
         for client_id, finished in ended.items():

@@ -111,6 +111,7 @@ class GatewaySession:
         self._opened = opened
         self._handles: dict[str, int] = {}
         self._requests: dict[int, str] = {}
+        self._unadmitted: set[int] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._outputs = PendingOutputs()
         self._frame = scheduler_pb2.EngineStreamResponse()
@@ -173,12 +174,20 @@ class GatewaySession:
         request_ids = list(self._handles)
         self._handles.clear()
         self._requests.clear()
+        self._unadmitted.clear()
         for timer in self._deadlines.values():
             timer.cancel()
         self._deadlines.clear()
         self._core.detach(self._client_id, request_ids)
 
     # OutputSink.
+
+    def put_admitted(self, request_id: str) -> None:
+        handle = self._handles.get(request_id)
+        if handle is not None:
+            self._unadmitted.discard(handle)
+            self._frame.admitted_handles.append(handle)
+            self._touch()
 
     def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
         self._outputs.add_step(outputs, timings, self._handles)
@@ -188,11 +197,12 @@ class GatewaySession:
 
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for end in finished:
+            is_admitted = self._handles.get(end.request_id) not in self._unadmitted
             handle = self._forget(end.request_id)
             if handle is None:
                 continue
             if end.reason is FinishReason.ERROR:
-                self._frame.errors.append(convert.request_error(handle, end.error()))
+                self._put_error(handle, end.error(), is_admitted=is_admitted)
             else:
                 self._outputs.add_finished(handle, end)
         self._touch()
@@ -229,15 +239,23 @@ class GatewaySession:
                 raise InvalidRequestError("the handle is in use", reason="HANDLE_IN_USE")
             if 0 < add.deadline_ns <= time.time_ns():
                 raise DeadlineExceededError("the request's deadline passed before it came")
-            self._core.add_request(convert.core_request(add, self._client_id))
+            is_admitted = self._core.add_request(convert.core_request(add, self._client_id))
         except PagewireError as error:
-            self._frame.refusals.append(convert.request_error(add.handle, error))
+            self._put_error(add.handle, error, is_admitted=False)
         else:
             self._handles[add.request_id] = add.handle
             self._requests[add.handle] = add.request_id
-            self._frame.admitted_handles.append(add.handle)
             self._set_deadline(add)
+            if is_admitted:
+                self._frame.admitted_handles.append(add.handle)
+            else:
+                self._unadmitted.add(add.handle)
         self._touch()
+
+    def _put_error(self, handle: int, error: PagewireError, *, is_admitted: bool) -> None:
+        """Say why a request ends; before its admission that is a refusal."""
+        where = self._frame.errors if is_admitted else self._frame.refusals
+        where.append(convert.request_error(handle, error))
 
     def _abort(self, frame: scheduler_pb2.EngineStreamRequest) -> None:
         for index, handle in enumerate(frame.abort_handles):
@@ -258,17 +276,19 @@ class GatewaySession:
             )
 
     def _on_deadline(self, request_id: str) -> None:
+        is_admitted = self._handles.get(request_id) not in self._unadmitted
         handle = self._forget(request_id)
         if handle is not None:
             self._core.finish_requests([request_id])
             error = DeadlineExceededError("the request's deadline passed")
-            self._frame.errors.append(convert.request_error(handle, error))
+            self._put_error(handle, error, is_admitted=is_admitted)
             self._touch()
 
     def _forget(self, request_id: str) -> int | None:
         handle = self._handles.pop(request_id, None)
         if handle is not None:
             del self._requests[handle]
+            self._unadmitted.discard(handle)
         timer = self._deadlines.pop(request_id, None)
         if timer is not None:
             timer.cancel()

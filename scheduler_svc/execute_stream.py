@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -20,7 +20,7 @@ from pagewire.kit.tasks import cancel_and_wait
 from pagewire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from scheduler_svc.executor import StepFailedError, WorkerLostError, WorkerUnavailableError
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
-from scheduler_svc.worker_messages import StepEncoder, decode_output
+from scheduler_svc.worker_messages import StepEncoder, decode_output, encode_masks
 
 EXECUTE_TIMEOUT_S = 600.0
 """Longest step: a worker whose event loop lives but whose device hangs is lost too."""
@@ -36,7 +36,7 @@ class _SentStep:
     """A step that was sent; `answer` fails when the stream is lost."""
 
     message: worker_pb2.SchedulerOutput
-    engine_step: int
+    output: SchedulerOutput
     answer: asyncio.Future[worker_pb2.ExecuteResponse]
 
 
@@ -53,12 +53,13 @@ class ExecuteStream:
         call: grpc.aio.StreamStreamCall[worker_pb2.ExecuteRequest, worker_pb2.ExecuteResponse],
         lease: worker_pb2.Lease,
         on_lost: Callable[[], None],
+        num_groups: int,
     ) -> None:
         self.lost_reason: str | None = None
         self._call = call
         self._lease = lease
         self._on_lost = on_lost
-        self._encoder = StepEncoder()
+        self._encoder = StepEncoder(num_groups)
         self._watchdog = Watchdog(HEARTBEAT_TIMEOUT_S)
         self._frame = 0
         self._num_heartbeats = 0
@@ -73,6 +74,7 @@ class ExecuteStream:
         stub: worker_pb2_grpc.WorkerServiceAsyncStub,
         lease: worker_pb2.Lease,
         on_lost: Callable[[], None],
+        num_groups: int = 1,
     ) -> ExecuteStream:
         """Open the stream and wait until the worker accepted it.
 
@@ -80,7 +82,7 @@ class ExecuteStream:
             WorkerUnavailableError: It did not.
         """
         call = stub.Execute()
-        stream = cls(call, lease, on_lost)
+        stream = cls(call, lease, on_lost, num_groups)
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT_S):
                 await stream._write(worker_pb2.ExecuteRequest(open=worker_pb2.ExecuteOpen()))
@@ -105,16 +107,16 @@ class ExecuteStream:
             raise WorkerLostError(self.lost_reason)
         step = self._encoder.encode(output)
         answer = asyncio.get_running_loop().create_future()
-        self._sent.append(_SentStep(step, output.step, answer))
-        try:
-            async with asyncio.timeout(EXECUTE_TIMEOUT_S):
-                await self._write(worker_pb2.ExecuteRequest(step=step))
-        except TimeoutError as error:
-            self._lose(f"a step could not be written for {EXECUTE_TIMEOUT_S:.0f} s")
-            raise WorkerLostError(self.lost_reason) from error
-        except _StreamBrokenError as error:
-            self._lose("the stream broke while a step was written")
-            raise WorkerLostError(self.lost_reason) from error
+        self._sent.append(_SentStep(step, output, answer))
+        await self._write_in_time(worker_pb2.ExecuteRequest(step=step))
+
+    async def send_masks(self, output: SchedulerOutput, masks: Mapping[int, bytes]) -> None:
+        """Send the grammar masks of a step that was sent and not received."""
+        if self.lost_reason is not None:
+            raise WorkerLostError(self.lost_reason)
+        sent = next(sent for sent in self._sent if sent.output is output)
+        message = encode_masks(masks, output, sent.message)
+        await self._write_in_time(worker_pb2.ExecuteRequest(masks=message))
 
     async def receive(self) -> ModelRunnerOutput:
         """Wait for the answer to the oldest step that was not received; one caller at a time."""
@@ -150,9 +152,20 @@ class ExecuteStream:
         if answer.HasField("failed"):
             raise StepFailedError(f"{answer.failed.reason}: {answer.failed.message}")
         try:
-            return decode_output(answer.output, sent.message, sent.engine_step)
+            return decode_output(answer.output, sent.message, sent.output.step)
         except (ValueError, KeyError) as error:
             self._lose(f"its answer is malformed: {error}")
+            raise WorkerLostError(self.lost_reason) from error
+
+    async def _write_in_time(self, frame: worker_pb2.ExecuteRequest) -> None:
+        try:
+            async with asyncio.timeout(EXECUTE_TIMEOUT_S):
+                await self._write(frame)
+        except TimeoutError as error:
+            self._lose(f"a step could not be written for {EXECUTE_TIMEOUT_S:.0f} s")
+            raise WorkerLostError(self.lost_reason) from error
+        except _StreamBrokenError as error:
+            self._lose("the stream broke while a step was written")
             raise WorkerLostError(self.lost_reason) from error
 
     async def _write(self, frame: worker_pb2.ExecuteRequest) -> None:

@@ -7,10 +7,11 @@ real one, tests have their own. An executor belongs to one event loop and one en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pagewire.v1 import common_pb2
+from scheduler_svc.kv_cache_groups import ONE_FULL_GROUP, KvCacheGroups
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 
 
@@ -41,6 +42,8 @@ class WorkerFacts:
     sampler_version: str
     model_info: common_pb2.ModelInfo
     """Passed on to gateways unread."""
+    kv_cache_groups: KvCacheGroups = ONE_FULL_GROUP
+    """Layers with block tables of their own, in the order that steps have their blocks in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class KvCachePlan:
     block_size: int
     """In tokens."""
     max_model_len: int
+    num_groups: int = 1
+    """KV cache groups: so many block tables a request has."""
 
 
 class Executor(ABC):
@@ -87,6 +92,19 @@ class Executor(ABC):
     @abstractmethod
     async def send(self, output: SchedulerOutput) -> None:
         """Send a step, which runs after those sent before; does not wait until it runs.
+
+        Raises:
+            WorkerLostError: The worker is gone.
+        """
+
+    @abstractmethod
+    async def send_masks(self, output: SchedulerOutput, masks: Mapping[int, bytes]) -> None:
+        """Send the grammar masks of a step that was sent; once for each step with masked rows.
+
+        Args:
+            output: The step.
+            masks: By masked row: one bitmask and one more a draft, each ceil(vocab_size / 8) bytes.
+                A row without one has ended meanwhile.
 
         Raises:
             WorkerLostError: The worker is gone.

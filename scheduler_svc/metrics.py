@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.engine_state import EngineState
+from scheduler_svc.output import SchedulerStats
 from scheduler_svc.pause import PauseState
 
 
@@ -47,6 +49,7 @@ class EngineCollector(Collector):
             return
         yield _gauge("num_requests_running", "Running requests.", stats.num_requests_running)
         yield _gauge("num_requests_waiting", "Waiting requests.", stats.num_requests_waiting)
+        yield _waiting_by_reason(stats)
         yield _gauge(
             "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", stats.kv_cache_usage
         )
@@ -55,6 +58,24 @@ class EngineCollector(Collector):
             "prefix_cache_queries", "Tokens looked up at admissions.", stats.prefix_cache_queries
         )
         yield _counter("prefix_cache_hits", "Tokens found at admissions.", stats.prefix_cache_hits)
+        yield _counter("spec_decode_num_drafts", "Steps of requests with drafts.", stats.num_drafts)
+        yield _counter(
+            "spec_decode_num_draft_tokens", "Drafts that were verified.", stats.num_draft_tokens
+        )
+        yield _counter(
+            "spec_decode_num_accepted_tokens", "Drafts that were right.", stats.num_accepted_tokens
+        )
+
+
+def _waiting_by_reason(stats: SchedulerStats) -> Metric:
+    """Deferred requests wait for something of their own, the others for room."""
+    family = GaugeMetricFamily(
+        "pagewire_num_requests_waiting_by_reason", "Waiting requests.", labels=["reason"]
+    )
+    num_deferred = stats.num_requests_deferred
+    family.add_metric(["capacity"], stats.num_requests_waiting - num_deferred)
+    family.add_metric(["deferred"], num_deferred)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

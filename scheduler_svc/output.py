@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from pagewire.kit.errors import InternalError, InvalidRequestError, PagewireError
 from pagewire.sampling_params import SamplingParams
+from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR
 from scheduler_svc.request import Request
-from scheduler_svc.stop import FinishReason
+from scheduler_svc.stop import FinishReason, Stop
 
 # Reasons of a worker's rows that lie in the request's own parameters: trying again is no use.
-_REQUEST_FAULTS = frozenset({"EMPTY_MASK"})
+_REQUEST_FAULTS = frozenset({"EMPTY_MASK", INVALID_GRAMMAR, GRAMMAR_TOO_COMPLEX})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class NewRequestData:
     num_computed_tokens: int
     """Leading tokens whose KV the blocks already hold."""
     block_ids: Sequence[int]
-    """The whole block table."""
+    """The whole block table; with several KV cache groups one after another, all of one length, 0
+    where a sliding window has no block any more."""
     lora_digest: str | None = None
 
 
@@ -40,7 +42,8 @@ class CachedRequestData:
 
     request_ids: Sequence[str]
     new_block_ids: Sequence[Sequence[int]]
-    """Appended to each block table; mostly empty."""
+    """Appended to each block table; mostly empty. With several KV cache groups those of the first,
+    then as many of each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,10 @@ class SchedulerOutput:
     """Ended since the last step; the worker forgets them before it takes the new ones."""
     preempted_req_ids: Sequence[str]
     """Lost their blocks; the worker forgets them too, they come again as new."""
+    drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By request id: guesses that the step verifies, the last of the tokens scheduled for it."""
+    masked_rows: Sequence[int] = ()
+    """Rows that draw under a grammar: the worker waits for their masks before it draws."""
 
     @property
     def is_empty(self) -> bool:
@@ -105,11 +112,12 @@ class ModelRunnerOutput:
 
     step: int
     sampled_token_ids: Sequence[Sequence[int]]
-    """By row of the step; empty for a prompt that is not computed to its end yet."""
+    """By row of the step; empty for a prompt that is not computed to its end yet, more than one
+    where drafts were right."""
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     """By row, where asked for."""
     errors: Mapping[int, RowError] = field(default_factory=dict)
-    """By row: requests that the model could not go on with."""
+    """By row: requests that the model could not go on with, behind the tokens that they got."""
     forward_ns: int = 0
     sample_ns: int = 0
     idle_ns: int = 0
@@ -133,6 +141,21 @@ class FinishedRequest:
     message: str = ""
     """Why, if `reason` is ERROR."""
 
+    @classmethod
+    def of(cls, request: Request, stop: Stop, message: str = "") -> FinishedRequest:
+        """Say that a request has ended, and how."""
+        return cls(
+            request_id=request.request_id,
+            reason=stop.reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            eos_token_id=stop.eos_token_id,
+            stop_token_id=stop.stop_token_id,
+            error_reason=stop.error_reason,
+            message=message,
+        )
+
     def error(self) -> PagewireError:
         """Return what the client gets if `reason` is ERROR."""
         message = self.message or "the request failed"
@@ -150,6 +173,16 @@ class ScheduledRequest:
     num_cached_tokens: int
     queued_time_s: float
     """How long it waited in the queue."""
+
+    @classmethod
+    def of(cls, request: Request) -> ScheduledRequest:
+        """Say that a request runs for the first time."""
+        return cls(
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            queued_time_s=request.queued_time_s,
+        )
 
 
 @dataclass(slots=True)
@@ -194,6 +227,8 @@ class SchedulerStats:
 
     num_requests_running: int
     num_requests_waiting: int
+    num_requests_deferred: int
+    """Of the waiting ones: those whose grammar is not ready."""
     num_tokens_waiting: int
     """Prompt tokens of waiting requests."""
     kv_cache_usage: float
@@ -206,3 +241,8 @@ class SchedulerStats:
     """Tokens looked up at admissions."""
     prefix_cache_hits: int
     """Tokens found."""
+    num_drafts: int
+    """Verifications: one a request and step that had drafts."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    """Drafts that were right."""

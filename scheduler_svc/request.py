@@ -12,7 +12,9 @@ from enum import Enum
 
 from pagewire.block_hash import hash_block
 from pagewire.sampling_params import SamplingParams
+from scheduler_svc.grammar import Grammar
 from scheduler_svc.limits import SchedulerLimits
+from scheduler_svc.request_drafts import RequestDrafts
 from scheduler_svc.stop import FinishReason, StopRules
 
 
@@ -76,6 +78,9 @@ class Request:
     Steps overlap: the next one is planned before the tokens of one under way are known. Such a
     token is an output placeholder until its step has answered: it is computed as "what you drew
     last", so it needs a place in a block, but it has no hash and ends nothing.
+
+    A step with drafts computes more tokens than are known, and its request is in no other step.
+    With its answer it is known what they were worth: `num_computed_tokens` falls by the wrong ones.
     """
 
     __slots__ = (
@@ -84,11 +89,14 @@ class Request:
         "_next_hash_at",
         "added_time_s",
         "all_token_ids",
+        "awaits_grammar",
         "block_hashes",
         "client_id",
         "core_request",
+        "drafts",
         "dropped_through_step",
         "first_scheduled_time_s",
+        "grammar",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
@@ -118,6 +126,12 @@ class Request:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens found in the cache at the first admission; 0 before it."""
+        self.grammar: Grammar | None = None
+        """Where the output stands in the form that it must have; None: it may be anything."""
+        self.awaits_grammar = core_request.sampling_params.structured_outputs is not None
+        """It has a form that is not compiled yet, so no step may have it."""
+        self.drafts: RequestDrafts | None = None
+        """Whence guesses come; None: it is not drafted for."""
         self.added_time_s = now_s
         self.first_scheduled_time_s: float | None = None
         self.block_hashes: list[bytes] = []

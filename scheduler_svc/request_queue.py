@@ -16,11 +16,41 @@ from scheduler_svc.request import Request
 
 
 class RequestQueue(ABC):
-    """Waiting requests in a policy's order; every operation but iteration is O(1) or O(log n)."""
+    """Waiting requests in a policy's order; every operation but iteration is O(1) or O(log n).
+
+    A request that came to the head and cannot run for a reason of its own (its grammar is not
+    ready) is deferred: it holds up nobody, and comes back to the head. Length, iteration and `peek`
+    are without the deferred ones.
+    """
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        """Prompt tokens of all waiting requests together."""
+        """Prompt tokens of all waiting requests together, deferred ones included."""
+        self.deferred: dict[str, Request] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        """All that wait, deferred ones included."""
+        return len(self) + len(self.deferred)
+
+    def defer(self, request: Request) -> None:
+        """Pass over a request until `restore`."""
+        self.remove(request)
+        self.deferred[request.request_id] = request
+        self.num_tokens += request.num_prompt_tokens
+
+    def restore(self, request: Request) -> None:
+        """Let a request be admitted again, if it was deferred."""
+        if self.deferred.pop(request.request_id, None) is not None:
+            self.num_tokens -= request.num_prompt_tokens
+            self.prepend(request)
+
+    def discard(self, request: Request) -> None:
+        """Take out a request that waits, deferred or not."""
+        if self.deferred.pop(request.request_id, None) is not None:
+            self.num_tokens -= request.num_prompt_tokens
+        else:
+            self.remove(request)
 
     @abstractmethod
     def add(self, request: Request) -> None:
@@ -28,7 +58,7 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def prepend(self, request: Request) -> None:
-        """Queue a request that was just preempted."""
+        """Queue a request that was just preempted, or that was deferred."""
 
     @abstractmethod
     def peek(self) -> Request:

@@ -15,26 +15,34 @@ from math import inf
 from pagewire.kit.errors import AlreadyExistsError
 from scheduler_svc.admission import check_queue, check_request
 from scheduler_svc.block_pool import KvEventSink
-from scheduler_svc.kv_cache_manager import KVCacheManager, PrefixHit
+from scheduler_svc.drafter import Drafter
+from scheduler_svc.grammar import Grammar
+from scheduler_svc.integrity import check_requests
+from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.limits import SchedulerLimits
+from scheduler_svc.new_tokens import append_tokens
 from scheduler_svc.output import (
     CachedRequestData,
     EngineCoreOutputs,
     FinishedRequest,
     ModelRunnerOutput,
+    RowError,
     ScheduledRequest,
     SchedulerOutput,
     SchedulerStats,
 )
 from scheduler_svc.pause import PauseState
+from scheduler_svc.prefix_hit import PrefixHit
 from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
 from scheduler_svc.request_queue import create_request_queue
+from scheduler_svc.speculation import Speculation
 from scheduler_svc.step_plan import StepPlan, new_request_data
-from scheduler_svc.stop import FinishReason, Stop, check_stop
+from scheduler_svc.stop import FinishReason, Stop
 from scheduler_svc.suspicion import Suspects
 
 ABORTED = Stop(FinishReason.ABORT)
 FAILED = Stop(FinishReason.ERROR)
+_NO_TOKEN = RowError(FAILED.error_reason, "the worker drew no token")
 
 
 class Scheduler:
@@ -44,12 +52,19 @@ class Scheduler:
     and `_waiting`; exactly the running ones have a block table.
     """
 
-    def __init__(self, limits: SchedulerLimits, events: KvEventSink | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        events: KvEventSink | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.limits = limits
         self.pause_state = PauseState.UNPAUSED
         self.kv_cache = KVCacheManager(
             limits.num_blocks,
             limits.block_size,
+            groups=limits.kv_cache_groups,
+            max_step_tokens=limits.max_step_tokens,
             enable_caching=limits.enable_prefix_caching,
             events=events,
         )
@@ -60,6 +75,8 @@ class Scheduler:
         self._preempted_req_ids: list[str] = []
         self._newly_scheduled: list[Request] = []
         self._suspects = Suspects()
+        self._speculation = Speculation(drafter, self.kv_cache)
+        self._num_grammars = 0
         self._step = 0
         self._num_preemptions = 0
         self._num_watermark_blocks = int(limits.watermark * limits.num_blocks)
@@ -77,7 +94,7 @@ class Scheduler:
     def can_schedule(self) -> bool:
         """Whether there is a request that may be scheduled."""
         if self.pause_state is PauseState.UNPAUSED:
-            return bool(self._requests)
+            return bool(self._running or self._waiting)
         return self.pause_state is PauseState.PAUSED_NEW and bool(self._running)
 
     @property
@@ -90,7 +107,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return self._waiting.num_waiting
 
     def add_request(self, core_request: EngineCoreRequest, now_s: float) -> Request:
         """Check a request and put it in the queue.
@@ -113,10 +130,39 @@ class Scheduler:
         check_request(core_request, self.limits)
         check_queue(core_request, self._waiting, self.limits)
         request = Request(core_request, self.limits, now_s)
+        request.drafts = self._speculation.begin(request.sampling_params, None)
         self._requests[request.request_id] = request
         self._suspects.add(request, core_request.num_suspicions)
         self._waiting.add(request)
         return request
+
+    def set_grammar(self, request_id: str, grammar: Grammar) -> None:
+        """Let a request run that waited for its grammar; nothing if it has ended meanwhile.
+
+        Args:
+            request_id: Its sampling parameters say what its output must be.
+            grammar: Has taken in the output that the request came with.
+        """
+        request = self._requests.get(request_id)
+        if request is not None and request.awaits_grammar:
+            request.awaits_grammar = False
+            request.grammar = grammar
+            request.drafts = self._speculation.begin(request.sampling_params, grammar)
+            self._num_grammars += 1
+            self._waiting.restore(request)
+
+    def rows_to_mask(self, output: SchedulerOutput) -> dict[int, tuple[Grammar, Sequence[int]]]:
+        """The grammars that a step draws under, and its drafts, by row; without rows that ended.
+
+        Args:
+            output: The oldest step without an answer, so that all tokens before it are known.
+        """
+        rows: dict[int, tuple[Grammar, Sequence[int]]] = {}
+        for row in output.masked_rows:
+            request = output.requests[row]
+            if request.grammar is not None and not request.ignores_outputs_of(output.step):
+                rows[row] = request.grammar, output.drafts.get(request.request_id, ())
+        return rows
 
     def finish_requests(
         self, request_ids: Iterable[str] | None, stop: Stop = ABORTED, message: str = ""
@@ -169,6 +215,7 @@ class Scheduler:
             What is new, by client.
         """
         step, outputs = output.step, dict[int, EngineCoreOutputs]()
+        drafts, errors = output.drafts, result.errors
         self._report_first_scheduled(outputs, step)
         any_finished = False
         for row, (request, draws, token_ids) in enumerate(
@@ -180,19 +227,20 @@ class Scheduler:
             if draws:
                 request.num_output_placeholders -= 1
             if token_ids:
-                token_ids, stop = _append_tokens(request, token_ids)
+                if request.request_id in drafts:
+                    num_sampled = len(token_ids)
+                    self._speculation.settle_row(request, drafts[request.request_id], num_sampled)
+                token_ids, stop = append_tokens(request, token_ids)
                 client = _outputs_for(outputs, request, step)
                 if row in result.logprobs:
                     client.logprobs[len(client.request_ids)] = result.logprobs[row]
                 client.request_ids.append(request.request_id)
                 client.new_token_ids.append(token_ids)
-            elif row in result.errors:
-                error = result.errors[row]
+            if stop is None and (row in errors or (draws and not token_ids)):
+                # Without a token nothing would ever schedule it again.
+                error = errors.get(row, _NO_TOKEN)
                 stop, message = Stop(FinishReason.ERROR, error_reason=error.reason), error.message
                 self.kv_cache.uncache_since(request, step)
-            elif draws:
-                # Nothing would ever schedule it again.
-                stop, message = FAILED, "the worker drew no token"
             if stop is not None:
                 any_finished = True
                 finished = self._finish(request, stop, message)
@@ -277,7 +325,8 @@ class Scheduler:
         cache = self.kv_cache
         return SchedulerStats(
             num_requests_running=len(self._running),
-            num_requests_waiting=len(self._waiting),
+            num_requests_waiting=self._waiting.num_waiting,
+            num_requests_deferred=len(self._waiting.deferred),
             num_tokens_waiting=self._waiting.num_tokens,
             kv_cache_usage=cache.usage,
             num_free_blocks=cache.num_free_blocks,
@@ -285,6 +334,9 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=cache.stats.num_queries,
             prefix_cache_hits=cache.stats.num_hits,
+            num_drafts=self._speculation.stats.num_drafts,
+            num_draft_tokens=self._speculation.stats.num_draft_tokens,
+            num_accepted_tokens=self._speculation.stats.num_accepted_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -294,17 +346,8 @@ class Scheduler:
             RuntimeError: Names the first that does not hold.
         """
         self.kv_cache.check_integrity()
-        waiting, running = list(self._waiting), self._running
-        if len(waiting) != len(self._waiting):
-            raise RuntimeError("the waiting queue's count is wrong")
-        if self._waiting.num_tokens != sum(request.num_prompt_tokens for request in waiting):
-            raise RuntimeError("the waiting queue's tokens are counted wrong")
-        ids = sorted(request.request_id for request in [*waiting, *running])
-        if ids != sorted(self._requests):
-            raise RuntimeError("live requests are not those that wait or run")
-        if any(request.status is not RequestStatus.RUNNING for request in running):
-            raise RuntimeError("a request in the running list is not running")
-        if self.kv_cache.num_tables != len(running):
+        check_requests(self._requests, self._running, self._waiting)
+        if self.kv_cache.num_tables != len(self._running):
             raise RuntimeError("block tables are not those of the running requests")
 
     # The passes of schedule().
@@ -315,6 +358,8 @@ class Scheduler:
         while index < len(running) and plan.token_budget > 0:
             request = running[index]
             num_new = min(self._num_pending_tokens(request), plan.token_budget)
+            if num_new == 1 and request.drafts is not None:
+                num_new = 0 if self._speculation.plan_row(request, plan) else 1
             if num_new > 0:
                 num_preempted = len(plan.preempted_req_ids)
                 block_ids = self._allocate_or_preempt(request, num_new, plan)
@@ -333,6 +378,9 @@ class Scheduler:
             and len(self._running) < self.limits.max_num_seqs
         ):
             request = self._waiting.peek()
+            if request.awaits_grammar:
+                self._waiting.defer(request)
+                continue
             if request.num_output_placeholders > 0:
                 return  # a preempted one: its tokens under way come first
             if self._suspects and not self._suspects.may_join(request, self._running):
@@ -366,6 +414,8 @@ class Scheduler:
             scheduled_cached_reqs=CachedRequestData(plan.cached_req_ids, plan.new_block_ids),
             finished_req_ids=self._finished_req_ids,
             preempted_req_ids=self._preempted_req_ids,
+            drafts=plan.drafts,
+            masked_rows=self._masked_rows(plan, draws) if self._num_grammars else (),
         )
         self._finished_req_ids, self._preempted_req_ids = [], []
         return output
@@ -373,6 +423,10 @@ class Scheduler:
     def _advance(self, plan: StepPlan) -> list[bool]:
         rows = zip(plan.requests, plan.num_scheduled_tokens, strict=True)
         return [request.advance(num_new) for request, num_new in rows]
+
+    def _masked_rows(self, plan: StepPlan, draws: Sequence[bool]) -> list[int]:
+        rows = zip(plan.requests, draws, strict=True)
+        return [row for row, (request, d) in enumerate(rows) if d and request.grammar is not None]
 
     # Moves of one request.
 
@@ -436,22 +490,14 @@ class Scheduler:
             self.kv_cache.free(request)
             self._finished_req_ids.append(request.request_id)
         else:
-            self._waiting.remove(request)
+            self._waiting.discard(request)
+        if request.grammar is not None:
+            self._num_grammars -= 1
         request.status = FINISHED_STATUS[stop.reason]
         request.dropped_through_step = inf
         del self._requests[request.request_id]
         self._suspects.forget(request)
-        return FinishedRequest(
-            request_id=request.request_id,
-            reason=stop.reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_cached_tokens=request.num_cached_tokens,
-            eos_token_id=stop.eos_token_id,
-            stop_token_id=stop.stop_token_id,
-            error_reason=stop.error_reason,
-            message=message,
-        )
+        return FinishedRequest.of(request, stop, message)
 
     def _drop_finished_from_running(self) -> None:
         self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
@@ -459,25 +505,9 @@ class Scheduler:
     def _report_first_scheduled(self, outputs: dict[int, EngineCoreOutputs], step: int) -> None:
         for request in self._newly_scheduled:
             if not request.status.is_finished:
-                _outputs_for(outputs, request, step).scheduled.append(
-                    ScheduledRequest(
-                        request_id=request.request_id,
-                        num_prompt_tokens=request.num_prompt_tokens,
-                        num_cached_tokens=request.num_cached_tokens,
-                        queued_time_s=request.queued_time_s,
-                    )
-                )
+                client = _outputs_for(outputs, request, step)
+                client.scheduled.append(ScheduledRequest.of(request))
         self._newly_scheduled.clear()
-
-
-def _append_tokens(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[int], Stop | None]:
-    """Append tokens one by one up to the first that ends the output; the rest is dropped."""
-    for index, token_id in enumerate(token_ids):
-        request.append_output_token(token_id)
-        stop = check_stop(request.stop_rules, request.num_tokens, token_id)
-        if stop is not None:
-            return token_ids[: index + 1], stop
-    return token_ids, None
 
 
 def _outputs_for(

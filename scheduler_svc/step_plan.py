@@ -7,7 +7,7 @@ when its request has to give way. It decides nothing and knows no queue, block o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler_svc.output import NewRequestData
 from scheduler_svc.request import Request
@@ -24,8 +24,18 @@ class StepPlan:
     new_block_ids: list[Sequence[int]] = field(default_factory=list)
     new_reqs: list[NewRequestData] = field(default_factory=list)
     preempted_req_ids: list[str] = field(default_factory=list)
+    drafts: dict[str, Sequence[int]] = field(default_factory=dict)
+    """By request id: the last tokens of those that are in the row."""
 
-    def add_cached(self, request: Request, num_new: int, block_ids: Sequence[int]) -> None:
+    def add_cached(
+        self,
+        request: Request,
+        num_new: int,
+        block_ids: Sequence[int],
+        drafts: Sequence[int] = (),
+    ) -> None:
+        if drafts:
+            self.drafts[request.request_id] = drafts
         self.token_budget -= num_new
         self.requests.append(request)
         self.num_scheduled_tokens.append(num_new)
@@ -42,6 +52,7 @@ class StepPlan:
         row = self.requests.index(request)
         for column in (self.requests, self.cached_req_ids, self.new_block_ids):
             del column[row]
+        self.drafts.pop(request.request_id, None)
         self.token_budget += self.num_scheduled_tokens.pop(row)
         return True
 
@@ -55,11 +66,15 @@ class StepPlan:
 def new_request_data(request: Request, block_ids: Sequence[int]) -> NewRequestData:
     """Return what a worker needs to know of a request that it does not know."""
     core_request = request.core_request
+    params = core_request.sampling_params
+    if params.structured_outputs is not None:
+        # It comes to the worker as masks.
+        params = replace(params, structured_outputs=None)
     return NewRequestData(
         request_id=request.request_id,
         prompt_token_ids=core_request.prompt_token_ids,
         output_token_ids=request.output_token_ids,
-        sampling_params=core_request.sampling_params,
+        sampling_params=params,
         num_computed_tokens=request.num_computed_tokens,
         block_ids=block_ids,
         lora_digest=core_request.lora_digest,

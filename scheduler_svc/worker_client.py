@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -103,12 +103,17 @@ class GrpcExecutor(Executor):
                 ),
                 timeout=ALLOCATE_TIMEOUT_S,
             )
-            claim.stream = await ExecuteStream.open(claim.stub, claim.lease, self._on_lost)
+            claim.stream = await ExecuteStream.open(
+                claim.stub, claim.lease, self._on_lost, plan.num_groups
+            )
         except grpc.aio.AioRpcError as error:
             raise _unavailable_or_fatal(error) from error
 
     async def send(self, output: SchedulerOutput) -> None:
         await self._require_stream().send(output)
+
+    async def send_masks(self, output: SchedulerOutput, masks: Mapping[int, bytes]) -> None:
+        await self._require_stream().send_masks(output, masks)
 
     async def receive(self) -> ModelRunnerOutput:
         return await self._require_stream().receive()

@@ -5,12 +5,13 @@ On the wire a request is an integer handle, chosen here and valid within one Exe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate, chain, count, pairwise
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, count, pairwise, zip_longest
 
 from pagewire import wire
 from pagewire.v1 import common_pb2, worker_pb2
 from scheduler_svc.executor import WorkerFacts
+from scheduler_svc.kv_cache_groups import KvCacheGroups, KvCacheGroupSpec
 from scheduler_svc.output import (
     LogprobRows,
     ModelRunnerOutput,
@@ -23,7 +24,14 @@ from scheduler_svc.output import (
 class StepEncoder:
     """Encodes the steps of one Execute stream; keeps the handles of what the worker knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int = 1) -> None:
+        """Begin a stream.
+
+        Args:
+            num_groups: KV cache groups: the ids of a row are those of the first one, then as many
+                of each other.
+        """
+        self._num_groups = num_groups
         self._handles: dict[str, int] = {}
         self._next_handle = count(1)
         self._next_step = count(1)
@@ -36,21 +44,29 @@ class StepEncoder:
         finished = self._forget(output.finished_req_ids)
         preempted = self._forget(output.preempted_req_ids)
         new_requests = [self._encode_new(new) for new in output.scheduled_new_reqs]
-        new_block_counts = [len(block_ids) for block_ids in cached.new_block_ids]
+        handles = cached_handles + [new.handle for new in new_requests]
+        num_groups = self._num_groups
+        new_block_counts = [len(block_ids) // num_groups for block_ids in cached.new_block_ids]
+        if num_groups > 1:
+            new_block_counts = [n for n in new_block_counts for _ in range(num_groups)]
         return worker_pb2.SchedulerOutput(
             # Steps count within the stream, those of the engine over all streams.
             step=next(self._next_step),
             new_requests=new_requests,
-            handles=cached_handles + [new.handle for new in new_requests],
+            handles=handles,
             num_scheduled_tokens=output.num_scheduled_tokens,
-            new_block_counts=new_block_counts + [0] * len(new_requests),
+            new_block_counts=new_block_counts + [0] * (len(new_requests) * num_groups),
             new_block_ids=chain.from_iterable(cached.new_block_ids),
             finished_handles=finished,
             preempted_handles=preempted,
+            draft_counts=_draft_counts(output),
+            draft_token_ids=chain.from_iterable(output.drafts.values()),
+            masked_handles=[handles[row] for row in output.masked_rows],
         )
 
     def _encode_new(self, new: NewRequestData) -> worker_pb2.NewRequestData:
         handle = self._handles[new.request_id] = next(self._next_handle)
+        num_groups = self._num_groups
         return worker_pb2.NewRequestData(
             handle=handle,
             request_id=new.request_id,
@@ -60,6 +76,7 @@ class StepEncoder:
             num_computed_tokens=new.num_computed_tokens,
             block_ids=new.block_ids,
             lora_digest=new.lora_digest or "",
+            block_counts=[len(new.block_ids) // num_groups] * num_groups if num_groups > 1 else (),
         )
 
     def _forget(self, request_ids: Sequence[str]) -> list[int]:
@@ -86,6 +103,8 @@ def decode_output(
         raise ValueError(f"step {message.step} was answered, {step.step} asked")
     if len(counts) != len(step.handles):
         raise ValueError(f"{len(counts)} rows were answered, {len(step.handles)} asked")
+    if any(count > 1 for count in counts) and not _fits_drafts(counts, step.draft_counts):
+        raise ValueError("a row has more tokens than its drafts and one")
     if sum(counts) != len(token_ids):
         raise ValueError("sampled_counts and sampled_token_ids disagree")
     ends = list(accumulate(counts, initial=0))
@@ -101,6 +120,29 @@ def decode_output(
     )
 
 
+def _draft_counts(output: SchedulerOutput) -> list[int]:
+    """By row, empty without drafts. Drafts are planned in row order, so their ids are too."""
+    drafts = output.drafts
+    return [len(drafts.get(r.request_id, ())) for r in output.requests] if drafts else []
+
+
+def encode_masks(
+    masks: Mapping[int, bytes], output: SchedulerOutput, step: worker_pb2.SchedulerOutput
+) -> worker_pb2.StepMasks:
+    """Build the masks of a step.
+
+    Args:
+        masks: By row of the step: one bitmask, and one more a draft.
+        output: The step.
+        step: Its message.
+    """
+    handles: list[int] = []
+    for row in masks:
+        num_drafts = len(output.drafts.get(output.requests[row].request_id, ()))
+        handles += [step.handles[row]] * (1 + num_drafts)
+    return worker_pb2.StepMasks(step=step.step, handles=handles, bitmasks=b"".join(masks.values()))
+
+
 def decode_facts(result: worker_pb2.InitializeResult) -> WorkerFacts:
     """Read what Initialize found."""
     info = result.model_info
@@ -114,7 +156,20 @@ def decode_facts(result: worker_pb2.InitializeResult) -> WorkerFacts:
         dtype=result.dtype,
         sampler_version=result.sampler_version,
         model_info=info,
+        kv_cache_groups=_decode_groups(result),
     )
+
+
+def _decode_groups(result: worker_pb2.InitializeResult) -> KvCacheGroups:
+    groups = result.kv_cache_groups
+    if not groups:
+        return (KvCacheGroupSpec(max(1, result.model_info.num_layers)),)
+    return tuple(KvCacheGroupSpec(group.num_layers, group.sliding_window) for group in groups)
+
+
+def _fits_drafts(counts: Sequence[int], draft_counts: Sequence[int]) -> bool:
+    pairs = zip_longest(counts, draft_counts, fillvalue=0)
+    return all(num_sampled <= num_drafts + 1 for num_sampled, num_drafts in pairs)
 
 
 def _is_sparse(message: worker_pb2.ModelRunnerOutput) -> bool:

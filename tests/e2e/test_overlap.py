@@ -21,7 +21,8 @@ from pagewire.engine_config import (
     SchedulerConfig,
 )
 from pagewire.sampling_params import SamplingParams
-from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.worker_client import GrpcExecutor

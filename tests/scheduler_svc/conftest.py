@@ -14,7 +14,7 @@ from pagewire.kit.channels import open_channel
 from pagewire.kit.server import ServerConfig
 from pagewire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig
-from scheduler_svc.engine_core import EngineState
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagewire.kit.errors import PagewireError
@@ -71,6 +71,8 @@ class FakeExecutor(Executor):
         self.steps: list[SchedulerOutput] = []
         self.in_flight: deque[SchedulerOutput] = deque()
         self.max_in_flight = 0
+        self.masks: dict[int, dict[int, bytes]] = {}
+        """By the id of the step, which `steps` keeps alive."""
         self._model: SimModel | None = None
         self._lost: asyncio.Future[None] | None = None
         self._lost_reason: str | None = None
@@ -128,6 +130,15 @@ class FakeExecutor(Executor):
         self.in_step.set()
         self._changed.set()
 
+    async def send_masks(self, output: SchedulerOutput, masks: Mapping[int, bytes]) -> None:
+        if self._lost_reason is not None:
+            raise WorkerLostError(self._lost_reason)
+        assert output in self.in_flight
+        assert output.masked_rows
+        assert id(output) not in self.masks
+        self.masks[id(output)] = dict(masks)
+        self._changed.set()
+
     async def receive(self) -> ModelRunnerOutput:
         self._lost = asyncio.get_running_loop().create_future()
         held = asyncio.ensure_future(self.go_on.wait())
@@ -164,6 +175,7 @@ class FakeClient:
         self.token_ids: dict[str, list[int]] = {}
         self.finished: dict[str, FinishedRequest] = {}
         self.num_frames = 0
+        self.admitted: list[str] = []
         self.recovering: list[bool] = []
         self.draining: list[float] = []
         self.error: PagewireError | None = None
@@ -180,6 +192,10 @@ class FakeClient:
             while len(self.token_ids.get(request_id, [])) < number:
                 self._changed.clear()
                 await self._changed.wait()
+
+    def put_admitted(self, request_id: str) -> None:
+        self.admitted.append(request_id)
+        self._changed.set()
 
     def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
         self.num_frames += 1

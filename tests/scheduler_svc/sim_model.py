@@ -81,8 +81,10 @@ class SimModel:
         ids = [request.request_id for request in output.requests]
         # As in a real model's layers, all rows write before any row reads.
         for request_id, num_new in zip(ids, output.num_scheduled_tokens, strict=True):
-            self._write(self._requests[request_id], num_new)
-        return ModelRunnerOutput(output.step, [self._sample(self._requests[i]) for i in ids])
+            self._write(self._requests[request_id], num_new, output.drafts.get(request_id, ()))
+        return ModelRunnerOutput(
+            output.step, [self._sample(self._requests[i], output.drafts.get(i, ())) for i in ids]
+        )
 
     def _apply(self, output: SchedulerOutput) -> None:
         for request_id in output.finished_req_ids:
@@ -107,21 +109,31 @@ class SimModel:
             raise AssertionError("the null block is in a block table")
         return block_id * self._block_size + position % self._block_size
 
-    def _write(self, sequence: _Sequence, num_new: int) -> None:
+    def _write(self, sequence: _Sequence, num_new: int, drafts: Sequence[int]) -> None:
         if num_new < 1:
             raise AssertionError("a scheduled request has nothing to compute")
+        token_ids = [*sequence.token_ids, *drafts]
+        if drafts and sequence.num_computed_tokens + num_new != len(token_ids):
+            raise AssertionError("drafts are not at the end of what is computed")
         start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + num_new
         kv = self._pages[self._slot(sequence, start - 1)] if start else 0
         for position in range(start, end):
             # What was never written is wrong from here on, as it would be on a device.
-            kv = kv_of(kv or 0, sequence.token_ids[position])
+            kv = kv_of(kv or 0, token_ids[position])
             self._pages[self._slot(sequence, position)] = kv
         sequence.num_computed_tokens = end
 
-    def _sample(self, sequence: _Sequence) -> list[int]:
-        if sequence.num_computed_tokens < len(sequence.token_ids):
+    def _sample(self, sequence: _Sequence, drafts: Sequence[int]) -> list[int]:
+        """The next token, and one more for each draft that was right before it."""
+        num_known = len(sequence.token_ids)
+        if sequence.num_computed_tokens < num_known:
             return []
         read = [self._pages[self._slot(sequence, i)] for i in range(sequence.num_computed_tokens)]
-        token_id = next_token_id(read)
-        sequence.token_ids.append(token_id)
-        return [token_id]
+        sampled: list[int] = []
+        for position in range(len(drafts) + 1):
+            sampled.append(next_token_id(read[: num_known + position]))
+            if position == len(drafts) or sampled[-1] != drafts[position]:
+                break
+        sequence.token_ids += sampled
+        sequence.num_computed_tokens = num_known + len(sampled) - 1
+        return sampled

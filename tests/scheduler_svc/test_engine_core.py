@@ -9,8 +9,9 @@ from pagewire.kit.errors import (
     PagewireError,
     ServiceUnavailableError,
 )
-from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_info import engine_fingerprint
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.executor import WorkerUnavailableError
 from scheduler_svc.pause import PauseMode
 from scheduler_svc.stop import FinishReason, Stop

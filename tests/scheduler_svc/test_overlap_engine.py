@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scheduler_svc.engine_core import EngineState
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.output import ModelRunnerOutput
 from scheduler_svc.stop import FinishReason

@@ -10,8 +10,10 @@ from pagewire.kit.errors import PagewireError
 from scheduler_svc.output import SchedulerOutput
 from scheduler_svc.pause import PauseState
 from scheduler_svc.request import Request
+from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.stop import FinishReason
-from tests.scheduler_svc.factories import add, make_scheduler, scheduled
+from tests.scheduler_svc.drafters import KnowingDrafter
+from tests.scheduler_svc.factories import add, make_limits, scheduled
 from tests.scheduler_svc.sim_model import SimModel, expected_output
 
 MAX_MODEL_LEN = 40
@@ -32,15 +34,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
         policy=st.sampled_from(["fcfs", "priority"]),
         max_in_flight=st.integers(1, 3),
+        drafter=st.sampled_from([None, KnowingDrafter(4, 70), KnowingDrafter(9, 95)]),
     )
-    def start(self, max_in_flight: int, **limits: object) -> None:
+    def start(self, max_in_flight: int, drafter: KnowingDrafter | None, **limits: object) -> None:
         # 1 is without overlap, 2 is with it; 3 is more than the engine does.
         self.max_in_flight = max_in_flight
         self.in_flight: deque[SchedulerOutput] = deque()
         self.ended: dict[str, FinishReason] = {}
         self.num_wasted: Counter[str] = Counter()
-        self.scheduler = make_scheduler(**limits, max_model_len=MAX_MODEL_LEN)
-        self.model = SimModel(limits["num_blocks"], limits["block_size"])
+        limits = make_limits(**limits, max_model_len=MAX_MODEL_LEN)
+        self.scheduler = Scheduler(limits, drafter=drafter)
+        self.model = SimModel(limits.num_blocks, limits.block_size)
         self.live: dict[str, Request] = {}
         self.delivered: dict[str, list[int]] = {}
 
@@ -95,6 +99,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not output.requests
         assert sum(scheduled(output).values()) <= limits.max_num_batched_tokens
         assert self.scheduler.num_running <= limits.max_num_seqs
+        drawn = {
+            request.request_id
+            for earlier in self.in_flight
+            for request, draws in zip(earlier.requests, earlier.draws, strict=True)
+            if draws and not request.ignores_outputs_of(earlier.step)
+        }
+        assert not output.drafts.keys() & drawn
+        drafted = {request_id for earlier in self.in_flight for request_id in earlier.drafts}
+        assert not drafted & scheduled(output).keys()
         if not output.is_empty:
             self.in_flight.append(output)
 

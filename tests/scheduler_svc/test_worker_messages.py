@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from pagewire.v1 import common_pb2, worker_pb2
+from scheduler_svc.drafter import NgramDrafter
 from scheduler_svc.output import RowError
-from scheduler_svc.worker_messages import StepEncoder, decode_output
-from tests.scheduler_svc.factories import add, make_scheduler, step
+from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.worker_messages import StepEncoder, decode_output, encode_masks
+from tests.scheduler_svc.factories import add, make_limits, make_scheduler, step
 
 
 def test_a_new_request_travels_in_full_under_a_fresh_handle():
@@ -64,10 +68,48 @@ def test_an_answer_is_split_into_rows():
         failed_messages=["no number"],
         timings=worker_pb2.WorkerTimings(forward_ns=5, sample_ns=6, idle_ns=7),
     )
-    result = decode_output(message, encoded([5, 6, 7]), 9)
+    asked = encoded([5, 6, 7])
+    asked.draft_counts.extend([0, 0, 1])
+    result = decode_output(message, asked, 9)
     assert [list(token_ids) for token_ids in result.sampled_token_ids] == [[7], [], [8, 9]]
     assert result.errors == {1: RowError("NAN_LOGITS", "no number")}
     assert (result.forward_ns, result.sample_ns, result.idle_ns) == (5, 6, 7)
+
+
+@pytest.mark.parametrize("draft_counts", [[], [0, 1]])
+def test_more_tokens_than_drafts_and_one_are_an_error(draft_counts):
+    message = worker_pb2.ModelRunnerOutput(
+        step=3, sampled_counts=[2, 1], sampled_token_ids=[7, 8, 9]
+    )
+    asked = encoded([5, 6])
+    asked.draft_counts.extend(draft_counts)
+    with pytest.raises(ValueError, match="more tokens than its drafts"):
+        decode_output(message, asked, 9)
+
+
+def test_drafts_are_columns():
+    scheduler = Scheduler(make_limits(), drafter=NgramDrafter(3, 1, 2))
+    encoder = StepEncoder()
+    add(scheduler, [5, 6, 7, 8])
+    add(scheduler, [1, 2, 3, 1, 2, 3])
+    encoder.encode(step(scheduler, lambda request: 1)[0])
+    message = encoder.encode(scheduler.schedule(0.0))
+    assert list(message.num_scheduled_tokens) == [1, 4]
+    assert list(message.draft_counts) == [0, 3]
+    assert list(message.draft_token_ids) == [2, 3, 1]
+
+
+def test_masks_name_a_row_once_and_once_more_a_draft():
+    scheduler = make_scheduler()
+    for request_id in ("a", "b", "c"):
+        add(scheduler, 4, request_id=request_id)
+    output = scheduler.schedule(0.0)
+    message = StepEncoder().encode(output)
+    output = replace(output, masked_rows=[0, 2], drafts={"c": [1, 2]})
+    masks = encode_masks({0: b"\x01\x02", 2: b"\x03\x04" * 3}, output, message)
+    assert masks.step == message.step
+    assert list(masks.handles) == [1, 3, 3, 3]
+    assert masks.bitmasks == b"\x01\x02" + b"\x03\x04" * 3
 
 
 def test_an_answer_to_another_step_is_an_error():

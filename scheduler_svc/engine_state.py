@@ -1,0 +1,54 @@
+"""What the engine shows of itself: its state, its counters, and the seam to its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from pagewire.kit.errors import PagewireError
+from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
+
+
+class EngineState(Enum):
+    """Whether steps can run."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RECOVERING = "recovering"
+
+
+class OutputSink(Protocol):
+    """A client of the engine. Its methods return at once and raise nothing."""
+
+    def put_admitted(self, request_id: str) -> None:
+        """Note that a request was taken after all, which `add_request` left open."""
+
+    def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
+        """Take what a step gave."""
+
+    def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
+        """Take requests that were ended from outside a step."""
+
+    def set_recovering(self, recovering: bool) -> None:
+        """Note that the worker is lost, or back."""
+
+    def set_draining(self, deadline_s: float) -> None:
+        """Note that the engine goes away in so many seconds."""
+
+    def end(self, error: PagewireError) -> None:
+        """The engine lets go of this client; its requests end here without another word."""
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """Grow forever."""
+
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    """Of requests that began to run."""
+    generation_tokens: int = 0
+    num_workers_lost: int = 0
+    worker_idle_ns: int = 0
+    """How long workers had no step queued though there was work for one."""

@@ -1,0 +1,104 @@
+"""Speculative decoding, the scheduler's part: which rows have drafts, and what came of them.
+
+Drafts are guesses of the next tokens. One step computes them all and draws at each position with
+that position's own counter; a draft counts as long as it equals what was drawn, so the output is
+the same with drafts and without (design.md 6.2). The worker verifies; `request_drafts` guesses.
+
+A request that is drafted for is in one step at a time: nobody can guess behind tokens that are not
+known. All others overlap as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagewire.sampling_params import SamplingParams
+from scheduler_svc.drafter import Drafter
+from scheduler_svc.grammar import Grammar
+from scheduler_svc.kv_cache_manager import KVCacheManager
+from scheduler_svc.request import Request, RequestStatus
+from scheduler_svc.request_drafts import RequestDrafts
+from scheduler_svc.step_plan import StepPlan
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Grow forever."""
+
+    num_drafts: int = 0
+    """Verifications: one a request and step."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+def can_verify(params: SamplingParams) -> bool:
+    """Whether a row of several positions gives all that the request asks for.
+
+    Every setting that shapes a draw is seen at its own position. Prompt logprobs belong to a
+    prefill that a verification has no room for.
+    """
+    return params.prompt_logprobs is None
+
+
+class Speculation:
+    """The drafts of one engine."""
+
+    def __init__(self, drafter: Drafter | None, kv_cache: KVCacheManager) -> None:
+        self.stats = SpeculationStats()
+        self._drafter = drafter
+        self._kv_cache = kv_cache
+
+    def begin(self, params: SamplingParams, grammar: Grammar | None) -> RequestDrafts | None:
+        """Return the drafts of a request; None if there will never be any."""
+        if (self._drafter is None and grammar is None) or not can_verify(params):
+            return None
+        return RequestDrafts(self._drafter, grammar)
+
+    def plan_row(self, request: Request, plan: StepPlan) -> bool:
+        """Plan the last token of a request together with drafts, if any are worth it.
+
+        They never cost anybody a block: what does not fit without preempting is left out. While the
+        request's next token is under way nothing can be drafted behind it; then this step passes
+        over it, if guesses reach beyond that token.
+
+        Returns:
+            Whether nothing else is to be planned for the request in this step.
+        """
+        drafts = request.drafts
+        num_known = request.num_tokens + request.num_output_placeholders
+        if request.num_computed_tokens != num_known - 1:
+            return False  # a chunk of a prefill that happens to be one token
+        num_left = request.stop_rules.max_total_tokens - request.num_tokens - 1
+        max_tokens = min(plan.token_budget - 1, num_left)
+        if drafts is None or max_tokens < 1:
+            return False
+        token_ids = drafts.propose(request.all_token_ids, request.num_output_tokens, max_tokens)
+        if request.num_output_placeholders:
+            return len(token_ids) > request.num_output_placeholders
+        if not token_ids:
+            return False
+        block_ids = self._kv_cache.allocate_slots(request, 1 + len(token_ids))
+        if block_ids is None:
+            return False
+        plan.add_cached(request, 1 + len(token_ids), block_ids, token_ids)
+        return True
+
+    def settle_row(self, request: Request, token_ids: Sequence[int], num_sampled: int) -> None:
+        """Take in how many drafts were right; before the new tokens are appended.
+
+        Args:
+            request: Ran with drafts.
+            token_ids: Those drafts.
+            num_sampled: Tokens that the step gave it, at least 1.
+        """
+        num_accepted = num_sampled - 1
+        if request.status is RequestStatus.RUNNING:
+            # A preempted one has nothing computed any more.
+            request.num_computed_tokens -= len(token_ids) - num_accepted
+        if request.drafts is not None:
+            num_outputs = request.num_output_tokens + num_sampled
+            request.drafts.record(len(token_ids), num_accepted, num_outputs)
+        self.stats.num_drafts += 1
+        self.stats.num_draft_tokens += len(token_ids)
+        self.stats.num_accepted_tokens += num_accepted
