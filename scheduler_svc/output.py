@@ -9,14 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pagewire.kit.errors import InternalError, InvalidRequestError, PagewireError
+from pagewire.kit.errors import (
+    InternalError,
+    InvalidRequestError,
+    PagewireError,
+    ServiceUnavailableError,
+)
 from pagewire.sampling_params import SamplingParams
-from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR
+from scheduler_svc.grammar import (
+    GRAMMAR_MISMATCH,
+    GRAMMAR_TIMEOUT,
+    GRAMMAR_TOO_COMPLEX,
+    INVALID_GRAMMAR,
+    NOT_SERVED,
+)
 from scheduler_svc.request import Request
 from scheduler_svc.stop import FinishReason, Stop
 
 # Reasons of a worker's rows that lie in the request's own parameters: trying again is no use.
-_REQUEST_FAULTS = frozenset({"EMPTY_MASK", INVALID_GRAMMAR, GRAMMAR_TOO_COMPLEX})
+_REQUEST_FAULTS = frozenset(
+    {"EMPTY_MASK", INVALID_GRAMMAR, GRAMMAR_TOO_COMPLEX, GRAMMAR_MISMATCH, NOT_SERVED}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +174,8 @@ class FinishedRequest:
         message = self.message or "the request failed"
         if self.error_reason in _REQUEST_FAULTS:
             return InvalidRequestError(message, reason=self.error_reason)
+        if self.error_reason == GRAMMAR_TIMEOUT:
+            return ServiceUnavailableError(message, reason=self.error_reason)
         return InternalError(message, reason=self.error_reason)
 
 

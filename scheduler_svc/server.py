@@ -18,9 +18,11 @@ from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 from pagewire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig
-from scheduler_svc.engine_core import EngineCore, EngineState
+from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.engine_stream import SchedulerIdentity
 from scheduler_svc.executor import Executor
+from scheduler_svc.grammar_compiler import GrammarCompiler
 from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.servicer import EngineAdminServicer, SchedulerServicer
 from scheduler_svc.worker_client import GrpcExecutor
@@ -42,7 +44,8 @@ class SchedulerServer:
         self._executor = executor or GrpcExecutor(
             config.engine, config.workers, identity.scheduler_id, identity.epoch
         )
-        self.core = EngineCore(config.engine, self._executor)
+        self._grammars = GrammarCompiler(config.engine.structured_outputs, config.tokenizers)
+        self.core = EngineCore(config.engine, self._executor, self._grammars)
         self.core.on_state = self._on_state
         servicer, admin = SchedulerServicer(self.core, identity), EngineAdminServicer(self.core)
         self.server = ServiceServer(
@@ -93,6 +96,7 @@ class SchedulerServer:
         if self._engine is not None and not self._engine.done():
             await cancel_and_wait(self._engine)
         await self._tasks.close()
+        await self._grammars.close()
         await self._executor.close()
 
     def _on_state(self, state: EngineState) -> None:
