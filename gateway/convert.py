@@ -21,6 +21,7 @@ from gateway.generation import (
 from gateway.live_generation import Generation
 from pagewire.kit.errors import InvalidRequestError, UnimplementedError
 from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.wire import structured_outputs_from_proto
 
 GENERATE_DEFAULT_MAX_TOKENS = 16
 
@@ -191,6 +192,9 @@ def _sampling(message: Request) -> dict[str, Any]:
         values["max_tokens"] = stopping.max_tokens
     if response.HasField("skip_special_tokens"):
         values["skip_special_tokens"] = response.skip_special_tokens
+    if response.HasField("structured_outputs"):
+        outputs = response.structured_outputs
+        values["structured_outputs"] = structured_outputs_from_proto(outputs)
     plain: dict[str, Any] = {
         "min_tokens": stopping.min_tokens,
         "stop": tuple(stopping.stop),

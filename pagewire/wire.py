@@ -75,7 +75,7 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         include_stop_str_in_output=message.include_stop_str_in_output,
         logit_bias=tuple(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
         bad_words_token_ids=_split(message.bad_word_token_ids, message.bad_word_lengths),
-        structured_outputs=_structured_outputs_from_proto(message.structured_outputs)
+        structured_outputs=structured_outputs_from_proto(message.structured_outputs)
         if message.HasField("structured_outputs")
         else None,
     )
@@ -92,7 +92,12 @@ def _structured_outputs_to_proto(outputs: StructuredOutputs) -> common_pb2.Struc
     return message
 
 
-def _structured_outputs_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOutputs:
+def structured_outputs_from_proto(message: common_pb2.StructuredOutputs) -> StructuredOutputs:
+    """Read the message.
+
+    Raises:
+        InvalidRequestError: Not exactly one form is set, or its text is empty.
+    """
     values: dict[str, Any] = {}
     kind = message.WhichOneof("constraint")
     if kind is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.http.fields import Fields, check_integer, invalid
+from gateway.http.structured_outputs import read_structured_outputs
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.kit.logs import get_logger
 
@@ -52,8 +53,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),  # without tools, both mean none
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -114,6 +113,7 @@ def read_sampling(fields: Fields, max_tokens_names: tuple[str, ...]) -> dict[str
     values["stop_token_ids"] = fields.integers("stop_token_ids")
     values["allowed_token_ids"] = fields.integers("allowed_token_ids")
     values["logit_bias"] = _read_logit_bias(fields)
+    values["structured_outputs"] = read_structured_outputs(fields)
     seed = fields.integer("seed")
     values["seed"] = None if seed == _RANDOM_SEED else seed
     limits = [fields.integer(name) for name in max_tokens_names]

@@ -163,22 +163,28 @@ class ResponseOptions(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     return_token_ids: _builtins.bool
     """Also send the token ids of each delta."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Default true."""
     logprobs: _builtins.int
     """Number of most likely tokens to report beside each output token. Absent: no logprobs."""
+    @_builtins.property
+    def structured_outputs(self) -> _common_pb2.StructuredOutputs:
+        """A form that every output has. Absent: anything."""
+
     def __init__(
         self,
         *,
         return_token_ids: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         logprobs: _builtins.int | None = ...,
+        structured_outputs: _common_pb2.StructuredOutputs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "return_token_ids", b"return_token_ids", "skip_special_tokens", b"skip_special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "return_token_ids", b"return_token_ids", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pagewire.kit.errors import from_rpc_error
-from pagewire.v1 import common_pb2, inference_pb2
+from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL, NUM_CACHED_TOKENS
 from tests.fakes.fake_tokenizer import BOS, EOS, VOCAB_SIZE, encode
 from tests.gateway.conftest import Gateway, GatewayFactory
@@ -164,3 +164,39 @@ async def test_with_keys_a_call_needs_one(run_gateway: GatewayFactory) -> None:
         metadata = (("authorization", "Bearer k1"),)
         events = [e async for e in gateway.grpc.Generate(generate(), metadata=metadata)]
         assert events[-1].HasField("usage")
+
+
+async def test_a_form_of_the_output_reaches_the_engine(gateway: Gateway) -> None:
+    form = common_pb2.StructuredOutputs(choice=common_pb2.StructuredChoice(choices=["a", "b"]))
+    response = inference_pb2.ResponseOptions(structured_outputs=form)
+    messages = [inference_pb2.ChatMessage(role="user", content="x")]
+    stopping = inference_pb2.StoppingOptions(max_tokens=2)
+    chat = inference_pb2.ChatRequest(messages=messages, response=response, stopping=stopping)
+    for call in (
+        gateway.grpc.Generate(generate(response=response)),
+        gateway.grpc.Chat(chat),
+    ):
+        assert [event async for event in call]
+    for add in gateway.scheduler.adds:
+        assert add.sampling_params.structured_outputs == form
+
+
+async def test_a_form_without_content_is_refused_by_name(gateway: Gateway) -> None:
+    response = inference_pb2.ResponseOptions(structured_outputs=common_pb2.StructuredOutputs())
+    error = from_rpc_error(await refusal(gateway.grpc.Generate(generate(response=response))))
+    assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, "structured_outputs")
+    assert gateway.scheduler.adds == []
+
+
+async def test_a_form_that_the_engine_refuses_is_the_calls_status(gateway: Gateway) -> None:
+    gateway.scheduler.refusal = scheduler_pb2.RequestError(
+        code=3,
+        reason="INVALID_GRAMMAR",
+        message="regex: unclosed group",
+        field="structured_outputs",
+    )
+    form = common_pb2.StructuredOutputs(regex="a(")
+    response = inference_pb2.ResponseOptions(structured_outputs=form)
+    error = from_rpc_error(await refusal(gateway.grpc.Generate(generate(response=response))))
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_GRAMMAR")
+    assert (error.message, error.field) == ("regex: unclosed group", "structured_outputs")

@@ -110,7 +110,6 @@ BAD = [
     ("messages", {"messages": [{"role": "user", "content": "x" * MAX_MODEL_LEN}]}),
     ("max_tokens", {"max_tokens": 10**6}),
     ("tools", {"tools": [{"type": "function"}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
     ("logprobs", {"logprobs": True}),
     ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
     ("seed", {"seed": [1]}),
