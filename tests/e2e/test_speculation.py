@@ -1,0 +1,133 @@
+"""Drafts from the prompt's own text: fewer steps, and the same tokens.
+
+Load figures of the scheduler say how many steps the tokens took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pagewire.sampling_params import SamplingParams
+from tests.e2e.completions import TokenRequest, http_client, one_by_one, post, together
+from tests.e2e.requests import SIM_VOCABULARY
+from tests.e2e.stack import Stack, start_stack
+from tests.e2e.structured import case_body, chat
+from tests.e2e.test_requests import is_idle, wait_for_load
+from tests.json_schemas import make_cases
+from worker_svc.sim.oracle import expected_tokens
+
+NGRAM = ("--speculative-method=ngram", "--num-speculative-tokens=5")
+EXACT = ("--model=smollm2", "--dtype=float32", "--batch-invariant", "--max-model-len=1024")
+TEXT = (
+    "The lighthouse stands on a narrow rock at the end of the bay, and its keeper has lived "
+    "there for thirty years. Every morning he climbs the stairs, cleans the glass, and writes"
+    " the weather into a thick blue book. In spring the ships come from the north with timber"
+    " and iron. In summer they bring oranges, wine and letters from the islands. In autumn "
+    "the storms begin, and then nobody comes at all. The keeper does not mind. He has a dog, "
+    "a stove, a shelf of old novels and a small garden behind the wall, where he grows beans "
+    "and onions. On Sundays his sister rows over from the village with bread, cheese and the "
+    "news of the week. They drink tea, play cards until the light is lit, and say little. "
+    "When the fog is thick he sounds the horn twice every minute, all night long, and sleeps "
+    "the next day until noon. He has never once wished to live anywhere else, and he keeps a "
+    "list of all the birds that he has seen."
+)
+"""About 200 tokens."""
+REPEAT: dict[str, Any] = {
+    "model": "smollm2",
+    "messages": [
+        {"role": "user", "content": f"Repeat this text: {TEXT}"},
+        {"role": "assistant", "content": TEXT},
+        {"role": "user", "content": "Repeat it once more."},
+    ],
+    "temperature": 0,
+    "max_tokens": 260,
+    "return_token_ids": True,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Token ids of the requests, and the engine's steps and tokens for all of them."""
+
+    token_ids: list[list[int]]
+    num_steps: int
+    num_tokens: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.num_tokens / self.num_steps
+
+
+async def run_chats(stack: Stack, bodies: list[dict[str, Any]]) -> Run:
+    """All at once."""
+    before = await wait_for_load(stack, is_idle)
+    async with http_client(stack.http_url) as client:
+        posts = (post(client, "/v1/chat/completions", body) for body in bodies)
+        answers = await asyncio.gather(*posts)
+    after = await wait_for_load(stack, is_idle)
+    return Run(
+        [answer["choices"][0]["token_ids"] for answer in answers],
+        after.num_steps - before.num_steps,
+        after.generation_tokens - before.generation_tokens,
+    )
+
+
+def other_bodies() -> list[dict[str, Any]]:
+    """Structured, sampled and penalized requests, which drafts must not change either."""
+    options = {"max_tokens": 40, "return_token_ids": True}
+    sampled = {"temperature": 1, "top_p": 0.9, "seed": 5}
+    penalized = {"frequency_penalty": 0.5, "repetition_penalty": 1.2}
+    return [
+        *(case_body(case, **options) for case in make_cases(3)),
+        chat(f"Repeat: {TEXT[:200]}", **options | sampled),
+        chat(f"Repeat: {TEXT[:200]}", **options | penalized),
+    ]
+
+
+@pytest.mark.timeout(400)
+async def test_a_repeated_text_takes_less_than_half_the_steps_and_has_the_same_tokens() -> None:
+    with start_stack(*EXACT) as stack:
+        plain = await run_chats(stack, [REPEAT])
+        plain_others = await run_chats(stack, other_bodies())
+    with start_stack(*EXACT, *NGRAM) as stack:
+        drafted = await run_chats(stack, [REPEAT])
+        drafted_others = await run_chats(stack, other_bodies())
+    assert plain.tokens_per_step <= 1
+    assert len(plain.token_ids[0]) > 180
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.num_tokens == plain.num_tokens
+    assert drafted.tokens_per_step > 2
+    assert drafted_others.token_ids == plain_others.token_ids
+
+
+def sim_requests() -> list[TokenRequest]:
+    """From two tokens each: about half of the drafts are right."""
+    return [
+        TokenRequest(
+            (1000 + number, 1001, 1002),
+            SamplingParams(
+                temperature=float(number % 2),
+                seed=number,
+                max_tokens=300,
+                ignore_eos=True,
+                allowed_token_ids=(2000 + number, 3000 + number),
+            ),
+        )
+        for number in range(8)
+    ]
+
+
+async def test_drafts_that_are_sometimes_right_save_steps_and_change_nothing() -> None:
+    requests = sim_requests()
+    expected = [
+        expected_tokens(request.prompt, request.params, 300, SIM_VOCABULARY) for request in requests
+    ]
+    with start_stack("--device=sim", *NGRAM) as stack:
+        assert await one_by_one(stack.http_url, requests) == expected
+        load = await wait_for_load(stack, is_idle)
+        assert load.num_steps < 0.8 * load.generation_tokens
+        assert await together(stack.http_url, requests) == expected
