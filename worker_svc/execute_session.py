@@ -157,6 +157,7 @@ class ExecuteSession:
             watchdog.beat()
             self._check(frame)
             if isinstance(frame.payload, CloseFrame):
+                self._execution.end_masks()
                 self._due.put_nowait(None)
                 return
             self._handle(frame.payload)

@@ -73,18 +73,22 @@ class Execution:
         """
         self._masks.put(masks)
 
+    def end_masks(self) -> None:
+        """No more masks come: steps that still wait for theirs fail."""
+        self._masks.close()
+
     def keep_first(self) -> None:
         """Drop all steps but the one that runs, or is next to run; their futures are cancelled.
 
         That one fails if its masks are not there: the scheduler may not send them any more.
         """
-        self._masks.close()
+        self.end_masks()
         for future in [future for future in self._queued if not future.done()][1:]:
             future.cancel()
 
     def end(self) -> None:
         """Drop every step that has not begun, end every wait for masks, wake who awaits this."""
-        self._masks.close()
+        self.end_masks()
         for future in self._queued:
             future.cancel()
         self._ended.set()

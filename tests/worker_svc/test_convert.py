@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import pytest
+
 from pagewire.engine_config import EngineConfig
+from pagewire.kit.errors import InvalidRequestError
 from pagewire.v1 import common_pb2, worker_pb2
 from tests.worker_svc.harness import MODEL_INFO, ScriptedRunner
 from worker_svc import convert
 from worker_svc.calls import InitializeResult
+from worker_svc.execute_session import BadStepFrame, MasksFrame, Payload, StepFrame
 from worker_svc.lease import Lease
 from worker_svc.model_load import LoadedModel, LoadProgress
 from worker_svc.runners import describe_runner
@@ -33,6 +38,61 @@ def test_only_recommended_sampling_defaults_are_sent() -> None:
 def test_progress_is_in_per_mille() -> None:
     progress = convert.initialize_response(LoadProgress("load_weights", 0.25)).progress
     assert (progress.stage, progress.done, progress.total) == ("load_weights", 250, 1000)
+
+
+async def read(*requests: worker_pb2.ExecuteRequest) -> list[Payload]:
+    async def stream() -> AsyncIterator[worker_pb2.ExecuteRequest]:
+        for request in requests:
+            yield request
+
+    return [frame.payload async for frame in convert.frames(stream())]
+
+
+async def test_draft_and_mask_columns_are_read() -> None:
+    message = worker_pb2.SchedulerOutput(
+        step=3,
+        handles=[4, 5, 6],
+        num_scheduled_tokens=[3, 1, 2],
+        draft_counts=[2, 0, 1],
+        draft_token_ids=[70, 71, 80],
+        masked_handles=[6],
+    )
+    [payload] = await read(worker_pb2.ExecuteRequest(step=message))
+    assert isinstance(payload, StepFrame)
+    step = payload.step
+    assert (step.draft_counts, step.draft_token_ids) == ([2, 0, 1], [70, 71, 80])
+    assert step.masked_handles == [6]
+    assert step.drafts() == {4: [70, 71], 6: [80]}
+
+
+async def test_a_step_that_cannot_be_read_keeps_its_masks_due() -> None:
+    new = worker_pb2.NewRequestData(handle=4, lora_digest="x")
+    message = worker_pb2.SchedulerOutput(
+        step=3, new_requests=[new], handles=[4], masked_handles=[4]
+    )
+    [payload] = await read(worker_pb2.ExecuteRequest(step=message))
+    assert isinstance(payload, BadStepFrame)
+    assert payload.step.masked_handles == [4]
+
+
+async def test_masks_are_cut_into_rows() -> None:
+    full = worker_pb2.StepMasks(step=3, handles=[4, 4, 6], bitmasks=bytes(range(6)))
+    empty = worker_pb2.StepMasks(step=4)
+    payloads = await read(
+        worker_pb2.ExecuteRequest(masks=full), worker_pb2.ExecuteRequest(masks=empty)
+    )
+    first, second = [payload.masks for payload in payloads if isinstance(payload, MasksFrame)]
+    assert (first.step, first.handles) == (3, [4, 4, 6])
+    assert first.bitmasks.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert (second.step, second.handles, len(second.bitmasks)) == (4, [], 0)
+
+
+@pytest.mark.parametrize(("handles", "num_bytes"), [([4, 5], 3), ([], 1)])
+async def test_masks_that_cannot_be_cut_are_refused(handles: list[int], num_bytes: int) -> None:
+    message = worker_pb2.StepMasks(step=3, handles=handles, bitmasks=bytes(num_bytes))
+    with pytest.raises(InvalidRequestError, match=f"{num_bytes} bytes") as caught:
+        await read(worker_pb2.ExecuteRequest(masks=message))
+    assert caught.value.reason == "INVALID_MASKS"
 
 
 def test_failed_rows_and_logprobs_keep_their_places() -> None:

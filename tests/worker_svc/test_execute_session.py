@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from pagewire.kit.errors import InvalidRequestError, PagewireError, ServiceUnavailableError
+from pagewire.kit.errors import (
+    InvalidRequestError,
+    PagewireError,
+    ServiceUnavailableError,
+    UnimplementedError,
+)
+from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.harness import WAIT_S, ScriptedRunner
 from worker_svc.device_thread import DeviceThread
 from worker_svc.execute_session import (
     Accepted,
     Answer,
+    BadStepFrame,
     CloseFrame,
     ExecuteSession,
     Frame,
     HeartbeatAnswer,
+    MasksFrame,
     Payload,
     StepFrame,
 )
 from worker_svc.execution import Execution
+from worker_svc.grammar_masks import GrammarMasks
 from worker_svc.lease import Lease
-from worker_svc.step import SchedulerOutput
-from worker_svc.step_executor import StepDone, StepExecutor, StepLimits
+from worker_svc.step import NewRequest, SchedulerOutput
+from worker_svc.step_executor import StepDone, StepExecutor, StepFailure, StepLimits
 
 LEASE = Lease("s1", 1, 2)
 LIMITS = StepLimits(16, 4, 64, 100, 64)
@@ -56,11 +67,49 @@ class Peer:
 
 
 @pytest.fixture
-async def execution() -> AsyncIterator[Execution]:
+def runner() -> ScriptedRunner:
+    return ScriptedRunner()
+
+
+@pytest.fixture
+async def device() -> AsyncIterator[DeviceThread]:
     device = DeviceThread()
     device.start()
-    yield Execution(LEASE, StepExecutor(ScriptedRunner(), LIMITS, lambda: 0), device)
+    yield device
     assert await device.close(WAIT_S)
+
+
+@pytest.fixture
+def execution(runner: ScriptedRunner, device: DeviceThread) -> Execution:
+    return Execution(LEASE, StepExecutor(runner, LIMITS, lambda: 0), device)
+
+
+def masked_step(step: int) -> SchedulerOutput:
+    """A new request under a mask; the handle is the step's number."""
+    new = NewRequest(step, f"r{step}", [1, 2, 3], [], SamplingParams(), 0, [1])
+    return SchedulerOutput(step, [new], [step], [3], masked_handles=[step])
+
+
+def masks_frame(step: int) -> MasksFrame:
+    return MasksFrame(GrammarMasks(step, [step], np.zeros((1, 13), dtype=np.uint8)))
+
+
+class Open:
+    """A session that runs, and its peer."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.peer = Peer()
+        session = ExecuteSession(execution, 5, WAIT_S)
+        self.running = asyncio.create_task(session.run(self.peer.stream(), self.peer.take))
+
+    async def until_waiting(self, runner: ScriptedRunner) -> None:
+        """Send a masked step and see the device thread begin it: only its masks are missing."""
+        self.peer.send(StepFrame(masked_step(1)))
+        assert await asyncio.to_thread(runner.stepping.wait, WAIT_S)
+
+
+async def device_is_free(device: DeviceThread) -> bool:
+    return await asyncio.wait_for(device.run(lambda: True), WAIT_S)
 
 
 async def test_heartbeats_are_sent_while_nothing_happens(execution: Execution) -> None:
@@ -133,3 +182,140 @@ async def test_steps_after_a_stop_are_not_run(execution: Execution) -> None:
     with pytest.raises(ServiceUnavailableError) as caught:
         await running
     assert caught.value.reason == "STREAM_ENDED_BY_WORKER"
+
+
+async def test_masks_may_come_before_their_step_runs_and_after(
+    execution: Execution, runner: ScriptedRunner
+) -> None:
+    stream = Open(execution)
+    runner.may_step.clear()
+    for step in (1, 2):
+        stream.peer.send(StepFrame(masked_step(step)))
+    stream.peer.send(masks_frame(2))
+    runner.may_step.set()
+    stream.peer.send(masks_frame(1))
+    assert await stream.peer.answer() == Accepted(5)
+    for step in (1, 2):
+        answer = await stream.peer.answer()
+        assert isinstance(answer, StepDone) and answer.output.step == step
+    assert [masks.step for masks in runner.masks] == [1, 2]
+    stream.peer.send(CloseFrame())
+    await stream.running
+
+
+@pytest.mark.parametrize("step", [0, 2, 9])
+async def test_masks_for_no_masked_step_end_the_stream(execution: Execution, step: int) -> None:
+    stream = Open(execution)
+    stream.peer.send(StepFrame(masked_step(1)))
+    stream.peer.send(StepFrame(SchedulerOutput(2)))
+    stream.peer.send(masks_frame(step))
+    with pytest.raises(InvalidRequestError, match=f"step {step}: none are due"):
+        await stream.running
+    execution.end()
+
+
+async def test_masks_that_come_twice_end_the_stream(execution: Execution) -> None:
+    stream = Open(execution)
+    stream.peer.send(StepFrame(masked_step(1)))
+    stream.peer.send(masks_frame(1))
+    stream.peer.send(masks_frame(1))
+    with pytest.raises(InvalidRequestError, match="none are due"):
+        await stream.running
+
+
+async def test_masks_of_a_step_that_failed_without_them_are_taken(execution: Execution) -> None:
+    stream = Open(execution)
+    bad = replace(masked_step(1), num_scheduled_tokens=[9])
+    error = UnimplementedError("no", reason="NO")
+    unread = SchedulerOutput(2, finished_handles=[2], masked_handles=[2])
+    stream.peer.send(StepFrame(bad))
+    stream.peer.send(BadStepFrame(unread, error))
+    assert await stream.peer.answer() == Accepted(5)
+    for reason in ("INVALID_STEP", "NO"):
+        answer = await stream.peer.answer()
+        assert isinstance(answer, StepFailure) and answer.reason == reason
+    for step in (1, 2):
+        stream.peer.send(masks_frame(step))
+    stream.peer.send(CloseFrame())
+    await stream.running
+
+
+async def test_masks_that_do_not_come_fail_the_step_after_a_time(
+    runner: ScriptedRunner, device: DeviceThread
+) -> None:
+    executor = StepExecutor(runner, LIMITS, lambda: 0)
+    stream = Open(Execution(LEASE, executor, device, masks_timeout_s=0.01))
+    stream.peer.send(StepFrame(masked_step(1)))
+    assert await stream.peer.answer() == Accepted(5)
+    answer = await stream.peer.answer()
+    assert isinstance(answer, StepFailure) and answer.reason == "MASKS_MISSING"
+    stream.peer.send(StepFrame(SchedulerOutput(2)))
+    assert isinstance(await stream.peer.answer(), StepDone)
+    stream.peer.send(CloseFrame())
+    await stream.running
+
+
+async def test_a_lost_stream_ends_the_wait_for_masks(
+    execution: Execution, runner: ScriptedRunner, device: DeviceThread
+) -> None:
+    stream = Open(execution)
+    await stream.until_waiting(runner)
+    stream.peer.frames.put_nowait(None)
+    with pytest.raises(ServiceUnavailableError):
+        await stream.running
+    execution.end()
+    assert await device_is_free(device)
+
+
+async def test_a_worker_that_drains_waits_for_no_masks(
+    execution: Execution, runner: ScriptedRunner, device: DeviceThread
+) -> None:
+    stream = Open(execution)
+    await stream.until_waiting(runner)
+    execution.stop.set()
+    assert await stream.peer.answer() == Accepted(5)
+    answer = await stream.peer.answer()
+    assert isinstance(answer, StepFailure) and answer.reason == "MASKS_MISSING"
+    with pytest.raises(ServiceUnavailableError) as caught:
+        await stream.running
+    assert caught.value.reason == "STREAM_ENDED_BY_WORKER"
+    assert await device_is_free(device)
+
+
+async def test_masks_that_cross_with_the_end_are_no_error(
+    execution: Execution, runner: ScriptedRunner
+) -> None:
+    stream = Open(execution)
+    stream.peer.reads.clear()  # so that the stream is still there
+    await stream.until_waiting(runner)
+    execution.stop.set()
+    # Begun and failed for want of masks: by then the session has seen the stop.
+    while not all(future.done() for future in execution._queued):
+        await asyncio.wait(execution._queued)
+    stream.peer.send(masks_frame(1))
+    stream.peer.send(masks_frame(1))
+    stream.peer.reads.set()
+    with pytest.raises(ServiceUnavailableError):
+        await stream.running
+
+
+async def test_a_close_without_the_masks_fails_the_step_at_once(
+    execution: Execution, runner: ScriptedRunner
+) -> None:
+    stream = Open(execution)
+    await stream.until_waiting(runner)
+    stream.peer.send(CloseFrame())
+    await stream.running
+    answers = [await stream.peer.answer() for _ in range(2)]
+    assert isinstance(answers[1], StepFailure) and answers[1].reason == "MASKS_MISSING"
+
+
+async def test_a_close_behind_the_masks_answers_their_step(
+    execution: Execution, runner: ScriptedRunner
+) -> None:
+    stream = Open(execution)
+    await stream.until_waiting(runner)
+    stream.peer.send(masks_frame(1))
+    stream.peer.send(CloseFrame())
+    await stream.running
+    assert [masks.step for masks in runner.masks] == [1]

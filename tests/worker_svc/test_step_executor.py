@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.harness import ScriptedRunner
-from worker_svc.grammar_masks import MaskSource, no_masks
+from worker_svc.grammar_masks import GrammarMasks, MaskSource, no_masks
 from worker_svc.step import NAN_LOGITS, FailedRow, ModelRunnerOutput, NewRequest, SchedulerOutput
 from worker_svc.step_executor import StepDone, StepExecutor, StepFailure, StepLimits
 
@@ -72,6 +73,40 @@ MALFORMED = {
     "more tokens than are known": replace(FIRST, num_scheduled_tokens=[4]),
     "more tokens than blocks hold": replace(FIRST, new_requests=[replace(NEW, block_ids=[])]),
     "more tokens than a step may have": replace(FIRST, num_scheduled_tokens=[21]),
+}
+
+
+# A request of which two tokens are computed and the third is known, in two blocks of four.
+DECODING = replace(NEW, num_computed_tokens=2)
+DRAFTED = SchedulerOutput(
+    1, [DECODING], [1], [4], draft_counts=[3], draft_token_ids=[5, 6, 7], masked_handles=[1]
+)
+MALFORMED |= {
+    "draft counts of another length": replace(DRAFTED, draft_counts=[3, 0]),
+    "draft ids that no count names": replace(DRAFTED, draft_counts=[2]),
+    "draft counts without ids": replace(DRAFTED, draft_token_ids=[]),
+    "a draft outside the vocabulary": replace(DRAFTED, draft_token_ids=[5, 6, 100]),
+    "nothing but drafts": replace(DRAFTED, num_scheduled_tokens=[3]),
+    "drafts behind a part of the prompt": replace(
+        DRAFTED, new_requests=[NEW], num_scheduled_tokens=[5]
+    ),
+    "drafts past what is known": replace(DRAFTED, num_scheduled_tokens=[5]),
+    "drafts past the blocks": replace(DRAFTED, new_requests=[replace(DECODING, block_ids=[1])]),
+    "drafts past the length limit": replace(
+        DRAFTED,
+        new_requests=[replace(DECODING, block_ids=[1, 2, 3, 4, 5])],
+        num_scheduled_tokens=[15],
+        draft_counts=[14],
+        draft_token_ids=[5] * 14,
+    ),
+    "more tokens with drafts than a step may have": replace(
+        DRAFTED,
+        new_requests=[replace(DECODING, block_ids=[1, 2, 3, 4, 5, 6])],
+        num_scheduled_tokens=[21],
+        draft_counts=[20],
+        draft_token_ids=[5] * 20,
+    ),
+    "a masked handle that is not scheduled": replace(FIRST, masked_handles=[2]),
 }
 
 
@@ -141,6 +176,62 @@ def test_sampled_tokens_can_be_scheduled_and_no_more(executor: StepExecutor) -> 
     assert isinstance(executor.execute(SchedulerOutput(3, (), [1], [2])), StepFailure)
 
 
+class Accepts(ScriptedRunner):
+    """Samples as many tokens as the test says, for each row."""
+
+    num_sampled = 1
+
+    def execute(
+        self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
+    ) -> ModelRunnerOutput:
+        output = super().execute(scheduler_output, masks)
+        num_rows = len(output.handles)
+        tokens = [9] * self.num_sampled * num_rows
+        return replace(output, num_sampled=[self.num_sampled] * num_rows, sampled_token_ids=tokens)
+
+
+@pytest.mark.parametrize("num_sampled", [1, 2, 4])
+def test_after_drafts_one_token_is_left_to_compute(num_sampled: int) -> None:
+    runner = Accepts()
+    executor = StepExecutor(runner, LIMITS, lambda: 0)
+    runner.num_sampled = num_sampled
+    drafted = replace(DRAFTED, masked_handles=())
+    assert isinstance(executor.execute(drafted), StepDone)
+    runner.num_sampled = 1
+    for step in (2, 3):
+        assert isinstance(executor.execute(SchedulerOutput(step, (), [1], [1])), StepDone)
+    assert isinstance(executor.execute(SchedulerOutput(4, (), [1], [2])), StepFailure)
+
+
+def masks_of(handles: list[int], row_bytes: int = 13) -> GrammarMasks:
+    return GrammarMasks(1, handles, np.zeros((len(handles), row_bytes), dtype=np.uint8))
+
+
+def test_masks_that_fit_reach_the_runner(executor: StepExecutor, runner: ScriptedRunner) -> None:
+    masks = masks_of([1] * 4)
+    assert isinstance(executor.execute(DRAFTED, lambda: masks), StepDone)
+    assert runner.masks == [masks]
+
+
+@pytest.mark.parametrize(
+    "masks", [masks_of([1] * 3), masks_of([2]), masks_of([1] * 4, row_bytes=12)]
+)
+def test_masks_that_do_not_fit_fail_the_step(executor: StepExecutor, masks: GrammarMasks) -> None:
+    outcome = executor.execute(DRAFTED, lambda: masks)
+    assert isinstance(outcome, StepFailure)
+    assert (outcome.reason, executor.num_requests) == ("INVALID_MASKS", 0)
+
+
+def test_a_row_that_ended_while_its_mask_was_made_harms_no_later_step() -> None:
+    runner = Accepts()
+    executor = StepExecutor(runner, LIMITS, lambda: 0)
+    both = [NEW, replace(NEW, handle=2, block_ids=[3])]
+    runner.num_sampled = 0
+    executor.execute(SchedulerOutput(1, both, [1, 2], [3, 3]))
+    # Sent before its sender knew.
+    assert isinstance(executor.execute(SchedulerOutput(2, (), [1, 2], [1, 1])), StepDone)
+
+
 class OneRowFails(ScriptedRunner):
     def execute(
         self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
@@ -174,3 +265,52 @@ def test_an_answer_for_other_rows_fails_the_step() -> None:
     outcome = StepExecutor(Shuffles(), LIMITS, lambda: 0).execute(FIRST)
     assert isinstance(outcome, StepFailure)
     assert outcome.reason == "STEP_RAISED"
+
+
+GROUPED = replace(NEW, block_ids=[1, 2, 3, 4], block_counts=[2, 2])
+GROUPED_FIRST = SchedulerOutput(1, [GROUPED], [1], [3])
+
+
+@pytest.fixture
+def grouped(runner: ScriptedRunner) -> StepExecutor:
+    return StepExecutor(runner, replace(LIMITS, num_groups=2), lambda: 0)
+
+
+def test_every_group_grows_by_its_own_count(grouped: StepExecutor) -> None:
+    long = replace(GROUPED, prompt_token_ids=[1] * 12)
+    assert isinstance(grouped.execute(SchedulerOutput(1, [long], [1], [8])), StepDone)
+    step = SchedulerOutput(2, [], [1], [4], [1, 1], [5, 6])
+    assert isinstance(grouped.execute(step), StepDone)
+
+
+@pytest.mark.parametrize("counts", [[1, 0], [0, 1]])
+def test_every_group_must_hold_the_tokens(grouped: StepExecutor, counts: list[int]) -> None:
+    long = replace(GROUPED, prompt_token_ids=[1] * 12)
+    assert isinstance(grouped.execute(SchedulerOutput(1, [long], [1], [8])), StepDone)
+    outcome = grouped.execute(SchedulerOutput(2, [], [1], [4], counts, [5]))
+    assert isinstance(outcome, StepFailure)
+    assert "2 blocks cannot hold 12 tokens" in outcome.message
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        replace(GROUPED_FIRST, new_requests=[replace(GROUPED, block_counts=[])]),
+        replace(GROUPED_FIRST, new_requests=[replace(GROUPED, block_counts=[4])]),
+        replace(GROUPED_FIRST, new_requests=[replace(GROUPED, block_counts=[2, 1])]),
+        replace(GROUPED_FIRST, new_requests=[replace(GROUPED, block_counts=[2, 2, 0])]),
+        replace(GROUPED_FIRST, new_block_counts=[0]),
+        replace(GROUPED_FIRST, new_block_counts=[1, 1], new_block_ids=[5]),
+    ],
+)
+def test_block_counts_that_do_not_fit_the_groups_fail_the_step(
+    grouped: StepExecutor, step: SchedulerOutput
+) -> None:
+    outcome = grouped.execute(step)
+    assert isinstance(outcome, StepFailure)
+    assert outcome.reason == "INVALID_STEP"
+    assert grouped.num_requests == 0
+
+
+def test_a_table_for_each_group_is_refused_where_there_is_one(executor: StepExecutor) -> None:
+    assert isinstance(executor.execute(GROUPED_FIRST), StepFailure)

@@ -192,6 +192,7 @@ class TorchStepAttention:
                 if window is not None:
                     hidden = hidden | (key_positions <= positions[first:] - window)
                 scores.masked_fill_(hidden, -torch.inf)
+                values = _contain_non_finite(scores, values, hidden)
             state.add(part, scores, values)
         output = state.result()[:, : num_tokens * group]
         output = output.reshape(spec.num_kv_heads, num_tokens, group, spec.head_dim)
@@ -226,6 +227,25 @@ def _written_slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
         return slot_mapping, None
     written = (slot_mapping >= 0).nonzero().flatten()
     return slot_mapping[written], written
+
+
+def _contain_non_finite(
+    scores: torch.Tensor, values: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Values for a sum over one tile in which a NaN reaches the queries that see it, no others.
+
+    A weight of 0 times NaN is NaN: a draft of a row would spoil the queries before it.
+
+    Args:
+        scores: [batch, rows, width]; those of seen positions that are not finite become NaN.
+        values: [batch, width, head_dim].
+        hidden: [rows, width] bool: what a query does not see.
+    """
+    if bool(values.sum().isfinite()):
+        return values
+    finite = values.isfinite().all(-1)  # [batch, width]
+    scores.masked_fill_(~finite[:, None] & ~hidden, torch.nan)
+    return torch.where(finite[..., None], values, 0.0)
 
 
 def _pad_rows(queries: torch.Tensor) -> torch.Tensor:

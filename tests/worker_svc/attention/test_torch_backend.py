@@ -148,6 +148,21 @@ def test_nan_in_slots_of_others_is_not_seen() -> None:
     assert all(bool(output.isfinite().all()) for output in outputs)
 
 
+@pytest.mark.parametrize(("window", "seen_until"), [(None, 20), (5, 17)])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_reaches_the_queries_that_see_it(
+    window: int | None, seen_until: int, bad: float
+) -> None:
+    cache = Cache((20,), heads=4, kv_heads=2, block_size=8, window=window)
+    [good] = cache.step([(0, 0, 20)])
+    cache.sequences[0].value[12, 1, 3] = bad
+    [spoiled] = cache.step([(0, 0, 20)])
+    by_head = spoiled.view(20, 4, HEAD_DIM)
+    assert not by_head[12:seen_until, 2:].isfinite().any()  # the heads of KV head 1
+    for queries in (slice(0, 12), slice(seen_until, 20)):
+        assert torch.equal(spoiled[queries], good[queries])
+
+
 def test_a_step_without_a_cache_says_what_to_call() -> None:
     cache = Cache((5,), heads=4, kv_heads=2, block_size=8, window=None)
     cache.backend.free_kv_cache()
