@@ -211,6 +211,7 @@ def _new_request(message: worker_pb2.NewRequestData) -> NewRequest:
         sampling=sampling_params_from_proto(message.sampling_params),
         num_computed_tokens=message.num_computed_tokens,
         block_ids=list(message.block_ids),
+        block_counts=list(message.block_counts),
     )
 
 
@@ -270,6 +271,12 @@ def _initialize_result(result: InitializeResult) -> worker_pb2.InitializeResult:
         attention_backend=result.description.attention_backend,
         device=result.description.device,
         sampler_version=result.description.sampler_version,
+        kv_cache_groups=[
+            worker_pb2.KvCacheGroup(
+                num_layers=len(group.layers), sliding_window=group.sliding_window
+            )
+            for group in result.model.info.kv_cache_groups
+        ],
     )
 
 

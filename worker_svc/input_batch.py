@@ -76,6 +76,11 @@ class InputBatch:
         for new in step.new_requests:
             if new.handle in self._requests:
                 raise StepError(f"step {step.step}: handle {new.handle} is new but already known")
+            if len(new.block_counts) > 1:
+                raise StepError(
+                    f"step {step.step}: handle {new.handle} has {len(new.block_counts)} block "
+                    "tables, this worker reads one"
+                )
             self._requests[new.handle] = RequestState.from_new_request(new)
         self._append_blocks(step)
         if len(set(step.handles)) != len(step.handles):

@@ -16,6 +16,7 @@ from worker_svc.grammar_masks import MaskSource, no_masks
 
 if TYPE_CHECKING:
     from pagewire.sampling_params import SamplingParams
+    from worker_svc.kv_cache_groups import KvCacheGroup
 
 ProgressCallback = Callable[[str, float], None]
 """Called on the runner's thread with (phase, fraction in [0, 1]); phases: `load_weights`, ..."""
@@ -38,6 +39,10 @@ class NewRequest:
     num_computed_tokens: int
     """Tokens whose KV is already in `block_ids` (a prefix cache hit)."""
     block_ids: Sequence[int]
+    """Its block table; with several KV cache groups one after another. Block 0 stands where a
+    sliding window has no block any more."""
+    block_counts: Sequence[int] = ()
+    """How many of `block_ids` each group has; empty: one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ class SchedulerOutput:
     """One for each of `handles`, at least 1."""
     new_block_counts: Sequence[int] = ()
     """One for each of `handles`: how many of `new_block_ids` are appended to its block table; 0 for
-    a new request, whose blocks are in its `NewRequest`. Empty means all 0."""
+    a new request, whose blocks are in its `NewRequest`. Empty means all 0. With several KV cache
+    groups one for each group of each handle."""
     new_block_ids: Sequence[int] = ()
     """Flat, in the order of `handles`."""
     finished_handles: Sequence[int] = ()
@@ -178,6 +184,12 @@ class ModelInfo:
     """What the weights take on the device; 0 where there are none."""
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
     """Sampling defaults that the model's publisher recommends, by SamplingParams field name."""
+    kv_cache_groups: Sequence[KvCacheGroup] = ()
+    """Layers with block tables of their own; empty: one table for all, whatever their windows."""
+
+    @property
+    def num_kv_cache_groups(self) -> int:
+        return len(self.kv_cache_groups) or 1
 
 
 class Runner(Protocol):
@@ -187,7 +199,7 @@ class Runner(Protocol):
         """Loads weights. Raises `PagewireError` or `ValueError` that says what to change."""
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        """Bytes of one KV block over all layers, K and V. Needs `load`."""
+        """Bytes of one KV block over all layers of the largest group, K and V. Needs `load`."""
 
     def available_kv_bytes(self) -> int:
         """Bytes that may go to the KV cache, after weights and activations of a largest step."""

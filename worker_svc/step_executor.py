@@ -52,6 +52,8 @@ class StepLimits:
     max_model_len: int
     vocab_size: int
     max_num_batched_tokens: int
+    num_groups: int = 1
+    """KV cache groups: so many block tables a request has."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,8 @@ class _Known:
 
     num_tokens: int
     num_computed_tokens: int
-    num_blocks: int
+    num_blocks: list[int]
+    """By KV cache group, with the null blocks of a window that has moved on."""
     is_over: bool = False
     """It failed, or it ended while the masks of a step were made: no later step samples for it."""
 
@@ -128,19 +131,22 @@ class StepExecutor:
         for new in step.new_requests:
             self._add(new)
         self._check_blocks(step.new_block_ids)
-        counts = step.new_block_counts or (0,) * len(step.handles)
+        num_groups = self._limits.num_groups
+        counts = step.new_block_counts or (0,) * (len(step.handles) * num_groups)
         draft_counts = step.draft_counts or (0,) * len(step.handles)
-        for handle, num_scheduled, num_new_blocks, num_drafts in zip(
-            step.handles, step.num_scheduled_tokens, counts, draft_counts, strict=True
+        for row, (handle, num_scheduled, num_drafts) in enumerate(
+            zip(step.handles, step.num_scheduled_tokens, draft_counts, strict=True)
         ):
+            num_new_blocks = counts[row * num_groups : (row + 1) * num_groups]
             self._schedule(handle, num_scheduled, num_new_blocks, num_drafts)
 
     def _check_columns(self, step: SchedulerOutput) -> None:
         num_rows = len(step.handles)
         _require(
             len(step.num_scheduled_tokens) == num_rows
-            and len(step.new_block_counts) in (0, num_rows),
-            "handles, num_scheduled_tokens and new_block_counts must have one length",
+            and len(step.new_block_counts) in (0, num_rows * self._limits.num_groups),
+            "handles, num_scheduled_tokens and new_block_counts must have one length (the last one"
+            f" times the number of KV cache groups, {self._limits.num_groups})",
         )
         _require(
             sum(step.new_block_counts) == len(step.new_block_ids),
@@ -189,7 +195,13 @@ class StepExecutor:
         self._check_tokens(name, new.prompt_token_ids)
         self._check_tokens(name, new.output_token_ids)
         self._check_blocks(new.block_ids)
-        self._known[new.handle] = _Known(num_tokens, new.num_computed_tokens, len(new.block_ids))
+        block_counts = list(new.block_counts or [len(new.block_ids)])
+        _require(
+            len(block_counts) == limits.num_groups and sum(block_counts) == len(new.block_ids),
+            f"{name}: block_counts {block_counts} do not divide {len(new.block_ids)} blocks among"
+            f" {limits.num_groups} KV cache groups",
+        )
+        self._known[new.handle] = _Known(num_tokens, new.num_computed_tokens, block_counts)
 
     def _check_blocks(self, block_ids: Sequence[int]) -> None:
         highest = max(block_ids, default=0)
@@ -199,12 +211,13 @@ class StepExecutor:
         )
 
     def _schedule(
-        self, handle: int, num_scheduled: int, num_new_blocks: int, num_drafts: int
+        self, handle: int, num_scheduled: int, num_new_blocks: Sequence[int], num_drafts: int
     ) -> None:
         known = self._known.get(handle)
         if known is None:
             raise _InvalidStepError(f"handle {handle} is not known")
-        known.num_blocks += num_new_blocks
+        for group_id, count in enumerate(num_new_blocks):
+            known.num_blocks[group_id] += count
         if known.is_over:
             return  # it fails again, alone
         end = known.num_computed_tokens + num_scheduled
@@ -220,9 +233,10 @@ class StepExecutor:
             not num_drafts or known_end == known.num_tokens,
             f"handle {handle}: drafts follow token {known_end}, {known.num_tokens} are known",
         )
+        num_blocks = min(known.num_blocks)
         _require(
-            end <= min(known.num_blocks * self._limits.block_size, self._limits.max_model_len),
-            f"handle {handle}: {known.num_blocks} blocks cannot hold {end} tokens",
+            end <= min(num_blocks * self._limits.block_size, self._limits.max_model_len),
+            f"handle {handle}: {num_blocks} blocks cannot hold {end} tokens",
         )
         known.num_computed_tokens = known_end
 

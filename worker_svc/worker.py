@@ -121,6 +121,7 @@ class Worker:
                 max_model_len=call.max_model_len,
                 vocab_size=model.info.vocab_size,
                 max_num_batched_tokens=model.config.scheduler.max_num_batched_tokens,
+                num_groups=model.info.num_kv_cache_groups,
             )
         log.info("kv_cache_allocated", num_blocks=call.num_blocks, kv_cache_bytes=num_bytes)
         return num_bytes

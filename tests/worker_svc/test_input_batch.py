@@ -133,6 +133,7 @@ def test_without_a_seed_the_request_id_decides(batch: InputBatch) -> None:
     [
         (SchedulerOutput(2, (), [9], [1]), "handle 9 is not known"),
         (SchedulerOutput(2, [make_new(1, 2, [1])]), "handle 1 is new but already known"),
+        (SchedulerOutput(2, [make_new(2, 2, [1, 2], block_counts=[1, 1])]), "2 block tables"),
         (SchedulerOutput(2, (), [1, 1], [1, 1]), "scheduled twice"),
         (SchedulerOutput(2, (), [1], [7]), "6 tokens, 0 computed, 7 scheduled"),
         (SchedulerOutput(2, (), [1], [0]), "0 scheduled"),

@@ -5,6 +5,15 @@ construction. Knows nothing of blocks or steps. The numbers do not depend on the
 
     chain(p)   = mix(chain(p - 1), token(p))        stored where token p's KV would be
     context(n) = sum of chain(p) * POWER^p, p < n   what attention over n tokens would see
+
+With KV cache groups g = 0, 1, ... of windows w_g (0: all) a token has its chain in a slot of each:
+
+    window(n, w) = sum of chain(p) * POWER^p, n - w <= p < n
+    seen(p)      = sum of window(p, w_g - 1) * GROUP_FACTOR^g over all g with w_g > 0
+    chain(p)     = mix(chain(p - 1) + seen(p), token(p))
+    context(n)   = sum of window(n, w_g or n) * GROUP_FACTOR^g over all g
+
+Where no group sees the token before (all w_g are 1), chain(p - 1) is CHAIN_START.
 """
 
 from __future__ import annotations
@@ -16,6 +25,8 @@ CHAIN_START = 0x6A09E667F3BCC908
 """The chain before the first token."""
 POWER = 0x9E3779B97F4A7C15
 """Odd, so that every power of it is invertible modulo 2^64: no place in a sequence is lost."""
+GROUP_FACTOR = 0xA0761D6478BD642F
+"""Odd; tells the groups apart."""
 _TOKEN_FACTOR = 0xD6E8FEB86659FD93
 _CHAIN_FACTOR = 0xBF58476D1CE4E5B9
 

@@ -12,6 +12,7 @@ from typing import Any
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import read_gguf
 from pagewire.model_source import ModelFormat, ModelSource, resolve_model
+from worker_svc.kv_cache_groups import kv_cache_groups
 from worker_svc.models.config import llama_config_from_hf
 from worker_svc.models.gguf_config import hf_config_from_gguf
 from worker_svc.models.hf_files import read_model_config
@@ -42,6 +43,7 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
         eos_token_ids=model.eos_token_ids,
         bos_token_id=model.bos_token_id,
         weights_digest=digest,
+        kv_cache_groups=kv_cache_groups(model.sliding_windows),
     )
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from pagewire.sampling_params import SamplingParams
 from worker_svc.grammar_masks import Bitmasks
-from worker_svc.sim.hashing import CHAIN_START, MASK, POWER, next_chain
+from worker_svc.sim.hashing import CHAIN_START, GROUP_FACTOR, MASK, POWER, next_chain
 from worker_svc.sim.sampling import SimVocabulary, choose_token
 
 MaskOf = Callable[[Sequence[int]], Bitmasks | None]
@@ -24,12 +24,14 @@ def expected_tokens(
     num_tokens: int,
     vocabulary: SimVocabulary,
     mask_of: MaskOf | None = None,
+    windows: Sequence[int] = (0,),
 ) -> list[int]:
     """The first `num_tokens` output tokens, whatever would stop the request.
 
-    Fewer, if the masks leave none.
+    Fewer, if the masks leave none. `windows` are those of the model's KV cache groups.
     """
-    return list(islice(_tokens(prompt_token_ids, params, vocabulary, mask_of), num_tokens))
+    tokens = _tokens(prompt_token_ids, params, vocabulary, mask_of, windows)
+    return list(islice(tokens, num_tokens))
 
 
 def expected_output(
@@ -38,6 +40,7 @@ def expected_output(
     max_tokens: int,
     vocabulary: SimVocabulary,
     mask_of: MaskOf | None = None,
+    windows: Sequence[int] = (0,),
 ) -> list[int]:
     """The output of a request that stops by its parameters, after `max_tokens` at the latest.
 
@@ -48,7 +51,8 @@ def expected_output(
         stops |= set(vocabulary.eos_token_ids)
     limit = max_tokens if params.max_tokens is None else min(max_tokens, params.max_tokens)
     output: list[int] = []
-    for token_id in islice(_tokens(prompt_token_ids, params, vocabulary, mask_of), limit):
+    tokens = _tokens(prompt_token_ids, params, vocabulary, mask_of, windows)
+    for token_id in islice(tokens, limit):
         output.append(token_id)
         if token_id in stops and len(output) >= params.min_tokens:
             break
@@ -60,9 +64,10 @@ def _tokens(
     params: SamplingParams,
     vocabulary: SimVocabulary,
     mask_of: MaskOf | None,
+    windows: Sequence[int],
 ) -> Iterator[int]:
     """Output tokens without end, or up to the one for which none is allowed."""
-    context = _Context()
+    context = _Context() if tuple(windows) == (0,) else _WindowedContext(windows)
     for token_id in prompt_token_ids:
         context.append(token_id)
     output: list[int] = []
@@ -89,3 +94,29 @@ class _Context:
         self._chain = next_chain(self._chain, token_id)
         self.value = (self.value + self._chain * self._power) & MASK
         self._power = (self._power * POWER) & MASK
+
+
+class _WindowedContext:
+    """The same over several KV cache groups, straight from the definition in `hashing`."""
+
+    def __init__(self, windows: Sequence[int]) -> None:
+        self.value = 0
+        self._windows = windows
+        self._terms: list[int] = []
+        self._chain = CHAIN_START
+
+    def append(self, token_id: int) -> None:
+        before = CHAIN_START if set(self._windows) == {1} else self._chain
+        for group_id, window in enumerate(self._windows):
+            if window:
+                before += self._sum_of_last(window - 1) * GROUP_FACTOR**group_id
+        self._chain = next_chain(before & MASK, token_id)
+        self._terms.append(self._chain * pow(POWER, len(self._terms), MASK + 1))
+        contexts = (
+            self._sum_of_last(window or len(self._terms)) * GROUP_FACTOR**group_id
+            for group_id, window in enumerate(self._windows)
+        )
+        self.value = sum(contexts) & MASK
+
+    def _sum_of_last(self, num_tokens: int) -> int:
+        return sum(self._terms[max(0, len(self._terms) - num_tokens) :])

@@ -17,11 +17,12 @@ from pagewire.engine_config import EngineConfig
 from pagewire.sampling_params import SamplingParams
 from worker_svc.cpu_memory import available_kv_bytes
 from worker_svc.grammar_masks import Bitmasks, MaskSource, no_masks
+from worker_svc.sim.group_pages import GroupPages
 from worker_svc.sim.hashing import MASK
 from worker_svc.sim.metadata import read_model_info
 from worker_svc.sim.sampling import SimVocabulary, choose_token
 from worker_svc.sim.step_time import FixedStepTime, StepTime
-from worker_svc.sim.token_pages import Blocks, TokenPages
+from worker_svc.sim.token_pages import Blocks
 from worker_svc.step import (
     EMPTY_MASK,
     FailedRow,
@@ -47,21 +48,27 @@ class _Request:
     num_prompt_tokens: int
     token_ids: list[int]
     num_computed_tokens: int
-    block_table: Blocks
+    block_tables: list[Blocks]
+    """By KV cache group."""
     failure: RowFailure | None = None
     is_over: bool = False
     """It failed, or it ended while the masks of a step were made: no later step samples for it."""
 
     @classmethod
     def from_new_request(cls, new: NewRequest) -> _Request:
+        ends = np.cumsum(new.block_counts or [len(new.block_ids)])
         return cls(
             params=new.sampling,
             seed=(new.sampling.seed or 0) & MASK,
             num_prompt_tokens=len(new.prompt_token_ids),
             token_ids=[*new.prompt_token_ids, *new.output_token_ids],
             num_computed_tokens=new.num_computed_tokens,
-            block_table=np.array(new.block_ids, dtype=np.int64),
+            block_tables=np.split(np.array(new.block_ids, dtype=np.int64), ends[:-1]),
         )
+
+    def append_blocks(self, group_id: int, block_ids: Sequence[int]) -> None:
+        new_blocks = np.array(block_ids, dtype=np.int64)
+        self.block_tables[group_id] = np.append(self.block_tables[group_id], new_blocks)
 
     @property
     def num_output_tokens(self) -> int:
@@ -81,7 +88,7 @@ class SimRunner:
         self._step_time = step_time or FixedStepTime(config.device.sim_step_time_us / 1e6)
         self._info: ModelInfo | None = None
         self._vocabulary = SimVocabulary(1)
-        self._pages: TokenPages | None = None
+        self._pages: GroupPages | None = None
         self._requests: dict[int, _Request] = {}
 
     def load(self, progress: ProgressCallback) -> ModelInfo:
@@ -95,15 +102,19 @@ class SimRunner:
         """What the model's real keys and values would take."""
         if self._info is None:
             raise RuntimeError("no model is loaded: call load first")
-        values_per_token = 2 * self._info.num_layers * self._info.num_kv_heads * self._info.head_dim
+        num_layers = max(len(group.layers) for group in self._info.kv_cache_groups)
+        values_per_token = 2 * num_layers * self._info.num_kv_heads * self._info.head_dim
         return values_per_token * _BYTES_PER_VALUE * block_size
 
     def available_kv_bytes(self) -> int:
         return available_kv_bytes(self._config.cache)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        if self._info is None:
+            raise RuntimeError("no model is loaded: call load first")
         self._requests.clear()
-        self._pages = TokenPages(num_blocks, block_size)
+        windows = [group.sliding_window for group in self._info.kv_cache_groups]
+        self._pages = GroupPages(windows, num_blocks, block_size)
 
     def reset(self) -> None:
         self._requests.clear()
@@ -152,19 +163,17 @@ class SimRunner:
             self._requests.pop(handle, None)
         for new in step.new_requests:
             self._requests[new.handle] = _Request.from_new_request(new)
-        start = 0
-        for handle, count in zip(step.handles, step.new_block_counts, strict=False):
+        start, num_groups = 0, 1 if self._info is None else self._info.num_kv_cache_groups
+        for entry, count in enumerate(step.new_block_counts):
             if count:
-                request = self._requests[handle]
+                row, group_id = divmod(entry, num_groups)
                 new_blocks = step.new_block_ids[start : start + count]
-                request.block_table = np.append(
-                    request.block_table, np.array(new_blocks, dtype=np.int64)
-                )
+                self._requests[step.handles[row]].append_blocks(group_id, new_blocks)
                 start += count
 
     def _write(
         self,
-        pages: TokenPages,
+        pages: GroupPages,
         step: SchedulerOutput,
         rows: Sequence[_Request],
         drafts: Mapping[int, Sequence[int]],
@@ -178,7 +187,7 @@ class SimRunner:
             row.num_computed_tokens += len(token_ids)  # drafts do not count before they are chosen
             if handle in drafts:
                 token_ids += drafts[handle]
-            pages.write(row.block_table, start, token_ids)
+            pages.write(row.block_tables, start, token_ids)
 
     def _await_masks(
         self, step: SchedulerOutput, masks: MaskSource, begin_ns: int
@@ -195,7 +204,7 @@ class SimRunner:
 
     def _sample(
         self,
-        pages: TokenPages,
+        pages: GroupPages,
         row: _Request,
         drafts: Sequence[int],
         masks: Bitmasks | None,
@@ -209,7 +218,7 @@ class SimRunner:
             return sampled
         for draft in (*drafts, None):
             mask = None if masks is None else masks[len(sampled)]
-            context = pages.read(row.block_table, row.num_computed_tokens)
+            context = pages.read(row.block_tables, row.num_computed_tokens)
             token_id = choose_token(
                 context, row.params, row.seed, row.num_output_tokens, self._vocabulary, mask
             )

@@ -18,7 +18,7 @@ from pagewire.sampling_params import SamplingParams
 from worker_svc.grammar_masks import Bitmasks
 from worker_svc.sim.hashing import mix64
 
-SAMPLER_VERSION = "sim-1"
+SAMPLER_VERSION = "sim-2"
 """Changes with whatever changes tokens."""
 EOS_ODDS = 256
 """One token in so many is an end-of-sequence token, so that stopping is exercised."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -55,11 +55,14 @@ class TokenPages:
 
         Writing into the null block has no effect.
         """
+        chain = self.chain_before(block_table, start)
+        self.store(block_table, start, list(accumulate(token_ids, next_chain, initial=chain))[1:])
+
+    def store(self, block_table: Blocks, start: int, new_chains: Sequence[int]) -> None:
+        """Store chains at positions `start` and up; those in the null block are lost."""
         size, chains, sums = self.block_size, self._chains, self._sums
-        slots = self.slot_mapping(block_table, start, len(token_ids))
-        chain = self._chain_before(block_table, start)
-        for slot, token_id in zip(slots, token_ids, strict=True):
-            chain = next_chain(chain, token_id)
+        slots = self.slot_mapping(block_table, start, len(new_chains))
+        for slot, chain in zip(slots, new_chains, strict=True):
             if slot < size:
                 continue
             offset = slot % size
@@ -70,19 +73,30 @@ class TokenPages:
             if offset + 1 < size and sums[slot + 1] != POISON:
                 sums[slot + 1 : slot + size - offset] = self._page_poison[offset + 1 :]
 
-    def read(self, block_table: Blocks, num_tokens: int) -> int:
-        """The context value of a sequence's first `num_tokens` tokens, from all of its blocks."""
+    def read(self, block_table: Blocks, num_tokens: int, window: int = 0) -> int:
+        """The context value of a sequence's first `num_tokens` tokens, read from its blocks.
+
+        Args:
+            block_table: Of the sequence.
+            num_tokens: From its beginning.
+            window: Only the last so many of them, so that blocks before are not read; 0: all.
+        """
         num_full, num_rest = divmod(num_tokens, self.block_size)
+        first, num_left = divmod(max(0, num_tokens - window) if window else 0, self.block_size)
         if num_full >= len(self._block_powers):
             self._block_powers = self._make_block_powers(2 * num_full + 2)
-        sums = self._page_sums.take(block_table[:num_full])
-        total = int(sums.dot(self._block_powers[:num_full]))
+        sums = self._page_sums.take(block_table[first:num_full])
+        total = int(sums.dot(self._block_powers[first:num_full]))
         if num_rest:
             last = self._sums[int(block_table[num_full]) * self.block_size + num_rest - 1]
             total += last * int(self._block_powers[num_full])
+        if num_left:
+            # The window begins within a block; the sum up to there is not in it.
+            before = self._sums[int(block_table[first]) * self.block_size + num_left - 1]
+            total -= before * int(self._block_powers[first])
         return total & MASK
 
-    def _chain_before(self, block_table: Blocks, position: int) -> int:
+    def chain_before(self, block_table: Blocks, position: int) -> int:
         """The chain value that the token at `position` follows, read back through the table."""
         if position == 0:
             return CHAIN_START
