@@ -36,7 +36,12 @@ log = get_logger("scheduler_svc.server")
 class SchedulerServer:
     """One scheduler process without its signals. `start`, `run_until`, `stop`."""
 
-    def __init__(self, config: SchedulerServiceConfig, executor: Executor | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerServiceConfig,
+        executor: Executor | None = None,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         identity = SchedulerIdentity(
             f"{socket.gethostname()}-{secrets.token_hex(4)}", secrets.randbits(63)
         )
@@ -44,7 +49,9 @@ class SchedulerServer:
         self._executor = executor or GrpcExecutor(
             config.engine, config.workers, identity.scheduler_id, identity.epoch
         )
-        self._grammars = GrammarCompiler(config.engine.structured_outputs, config.tokenizers)
+        self._grammars = grammars or GrammarCompiler(
+            config.engine.structured_outputs, config.tokenizers
+        )
         self.core = EngineCore(config.engine, self._executor, self._grammars)
         self.core.on_state = self._on_state
         servicer, admin = SchedulerServicer(self.core, identity), EngineAdminServicer(self.core)

@@ -17,6 +17,7 @@ from scheduler_svc.config import SchedulerServiceConfig
 from scheduler_svc.engine_state import EngineState
 from scheduler_svc.server import SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
+from tests.scheduler_svc.grammars import FakeGrammars
 
 
 class Stack:
@@ -53,6 +54,7 @@ def make_service_config(*workers: str, **scheduler: int | str) -> SchedulerServi
         ),
         server=ServerConfig(listen="127.0.0.1:0", admin_listen="127.0.0.1:0", drain_timeout_s=10.0),
         workers=workers,
+        tokenizers=(),
     )
 
 
@@ -72,10 +74,12 @@ async def wait_ready(server: SchedulerServer) -> None:
 
 
 @asynccontextmanager
-async def running_stack(**scheduler: int | str) -> AsyncIterator[Stack]:
+async def running_stack(
+    grammars: FakeGrammars | None = None, **scheduler: int | str
+) -> AsyncIterator[Stack]:
     worker = FakeWorker()
     await worker.start()
-    server = SchedulerServer(make_service_config(worker.address, **scheduler))
+    server = SchedulerServer(make_service_config(worker.address, **scheduler), grammars=grammars)
     await server.start()
     channel = open_channel(server.server.address)
     try:

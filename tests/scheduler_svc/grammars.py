@@ -1,10 +1,21 @@
-"""Grammars for tests: a text of given tokens, without any library."""
+"""Grammars and a compiler for tests: a text of given tokens, without any library or thread."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pagewire.engine_config import StructuredOutputsConfig
+from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import Grammar, GrammarError
+from scheduler_svc.grammar_compiler import (
+    GrammarCompiler,
+    GrammarModel,
+    MaskJob,
+    OnFailed,
+    OnReady,
+)
 
 
 class TextGrammar(Grammar):
@@ -45,3 +56,63 @@ class TextGrammar(Grammar):
         if self.mask_error is not None:
             raise self.mask_error
         return bytes([self.num_accepted]) * (1 + len(draft_token_ids))
+
+
+@dataclass
+class GrammarJob:
+    """What the compiler was asked for."""
+
+    output_token_ids: list[int]
+    on_ready: OnReady
+    on_failed: OnFailed
+
+
+class FakeGrammars(GrammarCompiler):
+    """A compiler whose grammars the test makes; masks are made at once."""
+
+    def __init__(self) -> None:
+        super().__init__(StructuredOutputsConfig(), ())
+        self.models: list[GrammarModel] = []
+        self.jobs: dict[str, GrammarJob] = {}
+        self.cancelled: list[str] = []
+        self._changed = asyncio.Event()
+
+    def open(self, model: GrammarModel) -> None:
+        self.models.append(model)
+
+    def start(
+        self,
+        request_id: str,
+        structured_outputs: StructuredOutputs,
+        output_token_ids: Sequence[int],
+        on_ready: OnReady,
+        on_failed: OnFailed,
+    ) -> None:
+        self.jobs[request_id] = GrammarJob(list(output_token_ids), on_ready, on_failed)
+        self._changed.set()
+
+    async def wait_started(self, request_id: str) -> None:
+        async with asyncio.timeout(10):
+            while request_id not in self.jobs:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def make_ready(self, request_id: str, grammar: Grammar) -> None:
+        self.jobs[request_id].on_ready(grammar)
+
+    def fail(self, request_id: str, error: GrammarError) -> None:
+        self.jobs[request_id].on_failed(error)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    async def masks(self, jobs: Sequence[MaskJob]) -> list[bytes | GrammarError]:
+        await asyncio.sleep(0)
+        return [_masks_or_error(grammar, drafts) for grammar, drafts in jobs]
+
+
+def _masks_or_error(grammar: Grammar, drafts: Sequence[int]) -> bytes | GrammarError:
+    try:
+        return grammar.masks(drafts)
+    except GrammarError as error:
+        return error

@@ -13,40 +13,11 @@ from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, GrammarE
 from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.factories import make_core_request
 from tests.scheduler_svc.fakes import FakeClient, FakeExecutor, make_config
-from tests.scheduler_svc.grammars import TextGrammar
+from tests.scheduler_svc.grammars import FakeGrammars, TextGrammar
 from tests.scheduler_svc.sim_model import expected_output
 
 PROMPT = [1, 2, 3, 4, 5, 6]
 FORM = StructuredOutputs(regex="a")
-
-
-class FakeGrammars:
-    """A compiler whose grammars the test makes; masks are made at once."""
-
-    def __init__(self):
-        self.models = []
-        self.jobs = {}
-        self.cancelled = []
-
-    def open(self, model):
-        self.models.append(model)
-
-    def start(self, request_id, structured_outputs, output_token_ids, on_ready, on_failed):
-        self.jobs[request_id] = (list(output_token_ids), on_ready, on_failed)
-
-    def cancel(self, request_id):
-        self.cancelled.append(request_id)
-
-    async def masks(self, jobs):
-        await asyncio.sleep(0)
-        return [make_masks(grammar, drafts) for grammar, drafts in jobs]
-
-
-def make_masks(grammar, drafts):
-    try:
-        return grammar.masks(drafts)
-    except GrammarError as error:
-        return error
 
 
 class Engine:
@@ -63,7 +34,7 @@ class Engine:
         return request.request_id, self.core.add_request(request)
 
     def make_ready(self, request_id, grammar):
-        self.grammars.jobs[request_id][1](grammar)
+        self.grammars.make_ready(request_id, grammar)
 
 
 @asynccontextmanager
@@ -140,7 +111,7 @@ async def test_a_bad_grammar_ends_its_request_alone():
     async with running() as engine:
         request_id, _ = engine.add()
         other, _ = engine.add(structured_outputs=None)
-        engine.grammars.jobs[request_id][2](GrammarError(INVALID_GRAMMAR, "it is wrong"))
+        engine.grammars.fail(request_id, GrammarError(INVALID_GRAMMAR, "it is wrong"))
         end = engine.client.finished[request_id]
         await engine.client.wait_finished(other)
     assert isinstance(end.error(), InvalidRequestError)
@@ -182,8 +153,7 @@ async def test_a_form_that_is_too_long_is_refused_at_once():
 async def test_a_resumed_request_brings_its_output_to_its_grammar():
     async with running() as engine:
         request_id, _ = engine.add(output_token_ids=text(2), is_resumed=True)
-        output_token_ids, _, _ = engine.grammars.jobs[request_id]
-        assert output_token_ids == text(2)
+        assert engine.grammars.jobs[request_id].output_token_ids == text(2)
         grammar = TextGrammar(text(4))
         grammar.num_accepted = 2
         engine.make_ready(request_id, grammar)
