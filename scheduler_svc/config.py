@@ -25,10 +25,10 @@ class SchedulerServiceConfig:
     workers: tuple[str, ...] = (DEFAULT_WORKER,)
     """Workers to claim: addresses, or dns:///name:port. The first that is free is taken, the
     others stand by."""
-
     tokenizers: tuple[str, ...] = (DEFAULT_TOKENIZER,)
     """Tokenizers to fetch the vocabulary of structured outputs from: host:port, dns:///name:port
-    or unix:/path. Needed for nothing else; the first one with the model's vocabulary is asked."""
+    or unix:/path. Needed for nothing else, so it may be absent or come later; empty: structured
+    outputs are not served."""
 
     def __post_init__(self) -> None:
         if not self.workers:

@@ -189,6 +189,7 @@ def plan_children(
         ],
         "scheduler": [
             f"--workers={addresses.listen['worker']}",
+            f"--tokenizers={addresses.listen['tokenizer']}",
             *to_argv(config.engine, env=environment),
         ],
         "worker": [],

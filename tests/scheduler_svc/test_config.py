@@ -14,6 +14,7 @@ def test_defaults_are_the_documented_ports():
     assert config.server.admin_listen == "127.0.0.1:50062"
     assert config.server.metrics_port == 9102
     assert config.workers == ("127.0.0.1:50053",)
+    assert config.tokenizers == ("127.0.0.1:50051",)
 
 
 def test_engine_flags_are_flags_of_the_scheduler():
@@ -25,7 +26,14 @@ def test_several_workers_can_be_named():
     assert load("--workers", "a:1,unix:/tmp/w").workers == ("a:1", "unix:/tmp/w")
 
 
-@pytest.mark.parametrize("workers", ["nowhere", "a:b"])
-def test_a_bad_worker_address_is_refused(workers):
-    with pytest.raises(ConfigError, match="workers"):
-        load("--workers", workers)
+def test_tokenizers_are_several_or_none():
+    assert load("--tokenizers", "a:1,unix:/tmp/t").tokenizers == ("a:1", "unix:/tmp/t")
+    assert load("--tokenizers", "").tokenizers == ()
+    assert load(env={"PAGEWIRE_TOKENIZERS": "dns:///t:1"}).tokenizers == ("dns:///t:1",)
+
+
+@pytest.mark.parametrize("flag", ["workers", "tokenizers"])
+@pytest.mark.parametrize("address", ["nowhere", "a:b"])
+def test_a_bad_address_is_refused(flag, address):
+    with pytest.raises(ConfigError, match=flag):
+        load(f"--{flag}", address)

@@ -83,6 +83,15 @@ def test_children_are_drained_from_the_clients_inwards():
     assert list(plan()) == ["gateway", "scheduler", "worker", "tokenizer"]
 
 
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+def test_gateway_and_scheduler_know_where_the_tokenizer_is(transport):
+    children = plan(f"--internal-transport={transport}")
+    listen = next(flag for flag in children["tokenizer"] if flag.startswith("--listen="))
+    tokenizers = f"--tokenizers={listen.removeprefix('--listen=')}"
+    assert tokenizers in children["gateway"]
+    assert tokenizers in children["scheduler"]
+
+
 def test_metrics_ports_follow_one_another():
     children = plan("--metrics-port-base=9100")
     ports = {name: next(f for f in flags if "metrics" in f) for name, flags in children.items()}
