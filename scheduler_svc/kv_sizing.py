@@ -1,13 +1,17 @@
 """How many KV blocks an engine has, and the longest sequence that they hold.
 
-Pure arithmetic over the configuration and what the worker found, with vLLM's rules and errors.
+Pure arithmetic over the configuration and what the worker found, with vLLM's rules and errors. A
+block serves any group of layers, so it has the bytes that the largest group needs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
 from scheduler_svc.executor import KvCachePlan, WorkerFacts
+from scheduler_svc.kv_cache_groups import max_held_blocks, max_step_tokens
 
 _GIB = 1024**3
 
@@ -33,9 +37,9 @@ def plan_kv_cache(config: EngineConfig, facts: WorkerFacts) -> KvCachePlan:
             reason="NO_KV_CACHE_MEMORY",
         )
     # One block is null, so a request can hold all but one.
-    if -(-max_model_len // block_size) > num_blocks - 1:
+    if _num_blocks_for(max_model_len, config, facts) > num_blocks - 1:
         raise _too_small(max_model_len, num_blocks, config, facts)
-    return KvCachePlan(num_blocks, block_size, max_model_len)
+    return KvCachePlan(num_blocks, block_size, max_model_len, len(facts.kv_cache_groups))
 
 
 def _max_model_len(config: EngineConfig, facts: WorkerFacts) -> int:
@@ -56,17 +60,36 @@ def _too_small(
     max_model_len: int, num_blocks: int, config: EngineConfig, facts: WorkerFacts
 ) -> FailedPreconditionError:
     block_size = config.cache.block_size
-    needed_bytes = (-(-max_model_len // block_size) + 1) * facts.bytes_per_block
+    needed_bytes = (_num_blocks_for(max_model_len, config, facts) + 1) * facts.bytes_per_block
     available_bytes = num_blocks * facts.bytes_per_block
     return FailedPreconditionError(
         f"To serve at least one request with the model's max seq len ({max_model_len}),"
         f" {_gib(needed_bytes)} KV cache is needed, which is larger than the available KV cache"
         f" memory ({_gib(available_bytes)}, {num_blocks} blocks of {block_size} tokens). Based on"
         " the available memory, the estimated maximum model length is"
-        f" {(num_blocks - 1) * block_size}. Try increasing"
+        f" {_longest_that_fits(num_blocks - 1, max_model_len, config, facts)}. Try increasing"
         " --kv-cache-memory-bytes or --num-gpu-blocks-override, or decreasing --max-model-len"
         " when initializing the engine.",
         reason="KV_CACHE_TOO_SMALL",
+    )
+
+
+def _num_blocks_for(num_tokens: int, config: EngineConfig, facts: WorkerFacts) -> int:
+    """Blocks that one request of this length holds at most at a time, over all groups."""
+    step_tokens = max_step_tokens(
+        config.scheduler.max_num_batched_tokens, config.scheduler.long_prefill_token_threshold
+    )
+    block_size = config.cache.block_size
+    return max_held_blocks(facts.kv_cache_groups, num_tokens, block_size, step_tokens)
+
+
+def _longest_that_fits(
+    num_usable_blocks: int, max_model_len: int, config: EngineConfig, facts: WorkerFacts
+) -> int:
+    """The longest request that fits, 0 if none does; `max_model_len` does not."""
+    lengths = range(1, max_model_len)
+    return bisect_right(
+        lengths, num_usable_blocks, key=lambda length: _num_blocks_for(length, config, facts)
     )
 
 

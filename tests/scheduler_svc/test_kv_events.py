@@ -9,6 +9,7 @@ from pagewire.kit.errors import FailedPreconditionError, QueueFullError
 from scheduler_svc.kv_events import MAX_SUBSCRIBERS, KvEventLog
 from scheduler_svc.scheduler import Scheduler
 from tests.scheduler_svc.factories import add, make_limits, step
+from tests.scheduler_svc.grouped_model import FULL, sliding
 
 A, B, C = (bytes([number]) * 32 for number in (1, 2, 3))
 LONG_S = 60.0
@@ -136,13 +137,20 @@ def follow_all(log, view, sequence):
 
 
 def findable(scheduler):
-    return set(scheduler.kv_cache._pool._cached[0])
+    """Of the first full group, else of the first."""
+    groups = scheduler.limits.kv_cache_groups
+    full = [i for i, group in enumerate(groups) if not group.sliding_window]
+    return set(scheduler.kv_cache._pool._cached[(full or [0])[0]])
 
 
+@pytest.mark.parametrize("groups", [(FULL,), (sliding(5), FULL), (sliding(5), sliding(9))])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_followers_view_is_the_cache_over_random_lives(policy):
+def test_a_followers_view_is_the_cache_over_random_lives(policy, groups):
     chance, log, view, sequence = random.Random(7), KvEventLog(10_000), View(), 1
-    scheduler = Scheduler(make_limits(num_blocks=25, max_model_len=40, policy=policy), log)
+    limits = make_limits(
+        num_blocks=25 * len(groups), max_model_len=40, policy=policy, kv_cache_groups=groups
+    )
+    scheduler = Scheduler(limits, log)
     for number in range(1500):
         choice = chance.random()
         if choice < 0.3 and scheduler.num_waiting < 8:
@@ -161,7 +169,7 @@ def test_a_followers_view_is_the_cache_over_random_lives(policy):
         sequence = follow_all(log, view, sequence)
         assert view.hashes == findable(scheduler)
     assert view.sequences == list(range(1, log.next_sequence))
-    assert scheduler.make_stats().num_preemptions > 0
+    assert scheduler.make_stats().num_preemptions > 0 or FULL not in groups
 
 
 def test_a_follower_can_compute_the_hashes_from_tokens_and_parents():

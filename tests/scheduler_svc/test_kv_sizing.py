@@ -4,6 +4,7 @@ import pytest
 
 from pagewire.engine_config import ModelConfig
 from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
+from scheduler_svc.kv_cache_groups import KvCacheGroupSpec
 from scheduler_svc.kv_sizing import plan_kv_cache
 from tests.scheduler_svc.fakes import make_config, make_facts
 
@@ -46,3 +47,27 @@ def test_a_cache_too_small_for_one_full_request_says_what_would_fit():
 
 def test_one_full_request_and_the_null_block_are_enough():
     assert plan_kv_cache(make_config(num_gpu_blocks_override=17), make_facts()).num_blocks == 17
+
+
+def test_one_full_request_holds_what_its_windows_need_at_a_time():
+    # 64 tokens in blocks of 4: 16 of the full group; a step of 32 and a window of 5 touch 10.
+    facts = make_facts(kv_cache_groups=(KvCacheGroupSpec(2), KvCacheGroupSpec(2, 5)))
+    plan = plan_kv_cache(make_config(num_gpu_blocks_override=27), facts)
+    assert (plan.num_blocks, plan.num_groups) == (27, 2)
+    with pytest.raises(FailedPreconditionError) as error:
+        plan_kv_cache(make_config(num_gpu_blocks_override=26), facts)
+    # Of 25 blocks 10 are a window's, if the request is that long.
+    assert "estimated maximum model length is 60" in str(error.value)
+
+
+def test_the_estimate_is_the_longest_that_fits():
+    facts = make_facts(kv_cache_groups=(KvCacheGroupSpec(2), KvCacheGroupSpec(2, 100)))
+    with pytest.raises(FailedPreconditionError) as error:
+        plan_kv_cache(make_config(num_gpu_blocks_override=10), facts)
+    assert "estimated maximum model length is 16" in str(error.value)
+
+
+def test_windows_alone_serve_any_length():
+    facts = make_facts(kv_cache_groups=(KvCacheGroupSpec(4, 5),), max_position_embeddings=1_000_000)
+    config = replace(make_config(num_gpu_blocks_override=11), model=ModelConfig())
+    assert plan_kv_cache(config, facts).max_model_len == 1_000_000

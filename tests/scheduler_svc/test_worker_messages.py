@@ -4,9 +4,10 @@ import pytest
 
 from pagewire.v1 import common_pb2, worker_pb2
 from scheduler_svc.drafter import NgramDrafter
+from scheduler_svc.kv_cache_groups import KvCacheGroupSpec
 from scheduler_svc.output import RowError
 from scheduler_svc.scheduler import Scheduler
-from scheduler_svc.worker_messages import StepEncoder, decode_output, encode_masks
+from scheduler_svc.worker_messages import StepEncoder, decode_facts, decode_output, encode_masks
 from tests.scheduler_svc.factories import add, make_limits, make_scheduler, step
 
 
@@ -29,6 +30,29 @@ def test_a_known_request_is_a_handle_and_its_new_blocks():
     assert not message.new_requests
     assert (list(message.handles), list(message.num_scheduled_tokens)) == ([1], [1])
     assert (list(message.new_block_counts), list(message.new_block_ids)) == ([1], [2])
+
+
+def test_block_tables_travel_one_group_after_another():
+    groups = (KvCacheGroupSpec(2), KvCacheGroupSpec(2, 5))
+    scheduler, encoder = make_scheduler(kv_cache_groups=groups), StepEncoder(num_groups=2)
+    add(scheduler, [1, 2, 3, 4, 5, 6, 7])
+    message = encoder.encode(step(scheduler)[0])
+    (new,) = message.new_requests
+    assert (list(new.block_ids), list(new.block_counts)) == ([1, 2, 3, 4], [2, 2])
+    assert list(message.new_block_counts) == [0, 0]
+    encoder.encode(step(scheduler)[0])
+    add(scheduler, [8])
+    message = encoder.encode(step(scheduler)[0])
+    assert (list(message.new_block_counts), list(message.new_block_ids)) == ([1, 1, 0, 0], [5, 6])
+    assert list(message.new_requests[0].block_counts) == [1, 1]
+
+
+def test_the_workers_groups_are_read_and_none_is_one_of_all_layers():
+    result = worker_pb2.InitializeResult(model_info=common_pb2.ModelInfo(num_layers=3))
+    assert decode_facts(result).kv_cache_groups == (KvCacheGroupSpec(3),)
+    result.kv_cache_groups.add(num_layers=1)
+    result.kv_cache_groups.add(num_layers=2, sliding_window=8)
+    assert decode_facts(result).kv_cache_groups == (KvCacheGroupSpec(1), KvCacheGroupSpec(2, 8))
 
 
 def test_an_id_that_ended_can_come_again_in_the_same_step():
