@@ -227,7 +227,7 @@ class Scheduler:
             if draws:
                 request.num_output_placeholders -= 1
             if token_ids:
-                if request.request_id in drafts:
+                if drafts and request.request_id in drafts:
                     num_sampled = len(token_ids)
                     self._speculation.settle_row(request, drafts[request.request_id], num_sampled)
                 token_ids, stop = append_tokens(request, token_ids)
