@@ -72,8 +72,8 @@ def why_invalid(text: str, schema: Schema) -> str:
     except ValueError as error:
         return f"not JSON: {error}"
     validator = jsonschema.Draft202012Validator(schema, format_checker=_CHECKER)
-    error = next(validator.iter_errors(value), None)
-    return error.message if error else ""
+    wrong = next(validator.iter_errors(value), None)
+    return wrong.message if wrong else ""
 
 
 def chat(question: str, **options: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.e2e.test_requests import is_idle, wait_for_load
 from tests.json_schemas import make_cases
 from worker_svc.sim.oracle import expected_tokens
 
+NUM_SIM_TOKENS = 200
 NGRAM = ("--speculative-method=ngram", "--num-speculative-tokens=5")
 EXACT = ("--model=smollm2", "--dtype=float32", "--batch-invariant", "--max-model-len=1024")
 TEXT = (
@@ -104,30 +105,42 @@ async def test_a_repeated_text_takes_less_than_half_the_steps_and_has_the_same_t
     assert drafted_others.token_ids == plain_others.token_ids
 
 
-def sim_requests() -> list[TokenRequest]:
-    """From two tokens each: about half of the drafts are right."""
+def sim_requests(num_allowed: int) -> list[TokenRequest]:
+    """From so few tokens each that drafts are always right (1), or sometimes."""
     return [
         TokenRequest(
             (1000 + number, 1001, 1002),
             SamplingParams(
                 temperature=float(number % 2),
                 seed=number,
-                max_tokens=300,
+                max_tokens=NUM_SIM_TOKENS,
                 ignore_eos=True,
-                allowed_token_ids=(2000 + number, 3000 + number),
+                allowed_token_ids=tuple(range(2000 + number, 2000 + number + num_allowed)),
             ),
         )
         for number in range(8)
     ]
 
 
-async def test_drafts_that_are_sometimes_right_save_steps_and_change_nothing() -> None:
-    requests = sim_requests()
+@pytest.mark.parametrize("overlap", ["--async-scheduling", "--no-async-scheduling"])
+async def test_right_and_wrong_drafts_change_nothing_and_right_ones_save_steps(
+    overlap: str,
+) -> None:
+    with start_stack("--device=sim", *NGRAM, overlap) as stack:
+        constant = await sim_steps(stack, sim_requests(1))
+        varied = await sim_steps(stack, sim_requests(2))
+    assert constant < 0.3 * 8 * NUM_SIM_TOKENS
+    assert varied < 8 * NUM_SIM_TOKENS
+
+
+async def sim_steps(stack: Stack, requests: list[TokenRequest]) -> int:
+    """Steps that the requests take one by one; their tokens are right then and all together."""
     expected = [
-        expected_tokens(request.prompt, request.params, 300, SIM_VOCABULARY) for request in requests
+        expected_tokens(request.prompt, request.params, NUM_SIM_TOKENS, SIM_VOCABULARY)
+        for request in requests
     ]
-    with start_stack("--device=sim", *NGRAM) as stack:
-        assert await one_by_one(stack.http_url, requests) == expected
-        load = await wait_for_load(stack, is_idle)
-        assert load.num_steps < 0.8 * load.generation_tokens
-        assert await together(stack.http_url, requests) == expected
+    before = await wait_for_load(stack, is_idle)
+    assert await one_by_one(stack.http_url, requests) == expected
+    after = await wait_for_load(stack, is_idle)
+    assert await together(stack.http_url, requests) == expected
+    return after.num_steps - before.num_steps
