@@ -26,7 +26,12 @@ from pagewire.cli.stack import (
 )
 from pagewire.cli.supervisor import Supervisor
 from pagewire.kit.config import ConfigError, load_config
-from pagewire.kit.lifecycle import EXIT_INTERRUPTED, child_environment, exit_with_parent
+from pagewire.kit.lifecycle import (
+    EXIT_INTERRUPTED,
+    child_environment,
+    exit_with_parent,
+    watch_parent,
+)
 from pagewire.kit.lifecycle import run as run_process
 from pagewire.kit.sockets import make_runtime_dir
 from pagewire.kit.tasks import cancel_and_wait
@@ -78,7 +83,10 @@ async def serve(config: ServeConfig) -> int:
 
 
 class StopSignals:
-    """SIGTERM, SIGINT and SIGHUP: the first one asks for a drain, the second for an end at once."""
+    """SIGTERM, SIGINT and SIGHUP: the first one asks for a drain, the second for an end at once.
+
+    The death of the process that this one was started for asks for an end at once, too.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -86,9 +94,14 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
+        watch_parent(self._on_parent_death)
 
     def _on_signal(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    def _on_parent_death(self) -> None:
+        self.first.set()
+        self.second.set()
 
 
 async def _run(

@@ -26,6 +26,9 @@ PARENT_PID_ENV = "PAGEWIRE_PARENT_PID"
 
 EXIT_INTERRUPTED = 130
 _PR_SET_PDEATHSIG = 1
+# Nobody else sends it, so it never stands for a drain, as SIGTERM does; and a process that has no
+# handler yet, or none any more, ignores it.
+_PARENT_DEATH_SIGNAL = signal.SIGURG
 
 log = get_logger("pagewire.kit.lifecycle")
 
@@ -94,11 +97,6 @@ class ShutdownSignal:
         if self.is_set():
             log.warning("immediate_exit", signal=name)
             exit_now(EXIT_INTERRUPTED)
-        if parent_is_gone():
-            # Whoever asked for a drain died and took the rest of the stack along: nobody is left
-            # to drain for, and nobody would see this process stay.
-            log.warning("parent_died", signal=name)
-            exit_now(128 + number)
         log.info("shutdown_requested", signal=name)
         self.set(name)
 
@@ -109,7 +107,17 @@ def shutdown_signal() -> ShutdownSignal:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, shutdown.on_signal, number)
+    watch_parent(_exit_orphaned)
     return shutdown
+
+
+def watch_parent(on_death: Callable[[], object]) -> None:
+    """Call `on_death` in the running loop when the supervisor has died.
+
+    This takes the place of the exit at once that `exit_with_parent` sets up.
+    """
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(_PARENT_DEATH_SIGNAL, _call_if_orphaned, on_death)
 
 
 def exit_now(exit_code: int) -> NoReturn:
@@ -120,38 +128,51 @@ def exit_now(exit_code: int) -> NoReturn:
 
 
 def _remove_files() -> None:
-    """Remove our socket files; of a dead supervisor's stack also the folder, if it is empty."""
+    """Remove our socket files; of a dead supervisor's stack also the folder, as the last one."""
     SOCKET_FILES.remove_all()
     runtime_dir = os.environ.get(RUNTIME_DIR_ENV)
     if runtime_dir and parent_is_gone():
         remove_runtime_dir(Path(runtime_dir))
 
 
-def exit_with_parent(death_signal: signal.Signals = signal.SIGTERM) -> None:
-    """Have the kernel send `death_signal` when the supervisor dies, even by kill -9 (Linux).
+def exit_with_parent() -> None:
+    """Have the kernel tell this process when its supervisor dies, even by kill -9 (Linux).
 
-    Does nothing in a process that no supervisor started. SIGTERM lets this process remove its
-    socket files: `ShutdownSignal` sees that the parent is gone and exits at once. The kernel ties
-    it to the *thread* that started this process, so a supervisor starts children from its main
-    thread.
+    It then removes its socket files and exits at once: nobody is left to drain for. Does nothing in
+    a process that no supervisor started. The kernel ties it to the *thread* that started this
+    process, so a supervisor starts children from its main thread.
     """
     if PARENT_PID_ENV not in os.environ:
         return
+    # Until the event loop has its own handler, for a death while this process is starting.
+    signal.signal(_PARENT_DEATH_SIGNAL, _on_early_death_signal)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0) != 0:
+        if libc.prctl(_PR_SET_PDEATHSIG, int(_PARENT_DEATH_SIGNAL), 0, 0, 0) != 0:
             log.warning("no_parent_death_signal", errno=ctypes.get_errno())
-        # Until the event loop has its own handler, for a death while this process is starting.
-        signal.signal(death_signal, _on_early_signal)
-    if parent_is_gone():  # it died before the call above
-        exit_now(128 + death_signal)
+    _call_if_orphaned(_exit_orphaned)  # it died before the call above
 
 
-def _on_early_signal(number: int, _frame: object) -> None:
+def _on_early_death_signal(_number: int, _frame: object) -> None:
     if parent_is_gone():
-        exit_now(128 + number)
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        # No log lines: whatever this interrupted may hold the lock of their queue.
+        _remove_files()
+        os._exit(EXIT_INTERRUPTED)
+
+
+def _call_if_orphaned(on_death: Callable[[], object]) -> None:
+    """Tell the parent's death from that of one of its threads.
+
+    The threads of a killed process end one after another, and the kernel passes its children from
+    one to the next with a signal each time. Only the last signal finds the parent gone.
+    """
+    if parent_is_gone():
+        on_death()
+
+
+def _exit_orphaned() -> NoReturn:
+    log.warning("parent_died")
+    exit_now(EXIT_INTERRUPTED)
 
 
 def parent_is_gone() -> bool:

@@ -2,8 +2,8 @@
 
 A stack that `pagewire serve` starts keeps its sockets in one runtime directory. Each process
 removes its own files, also when its supervisor was killed; the supervisor removes the directory, or
-the last one out if it is dead. The next `make_runtime_dir` sweeps what a machine-wide kill left
-behind. It opens no gRPC port.
+the last one out if it is dead, with what killed processes left in it. The next `make_runtime_dir`
+sweeps what a machine-wide kill left behind. It opens no gRPC port.
 """
 
 from __future__ import annotations
@@ -156,10 +156,10 @@ def make_runtime_dir(base: Path | None = None) -> Path:
 
 
 def remove_runtime_dir(directory: Path) -> None:
-    """Remove the directory if it is this stack's runtime directory and empty."""
+    """Remove the directory if it is this stack's runtime directory and nobody listens in it."""
     if os.environ.get(RUNTIME_DIR_ENV) == str(directory) or _creator_pid(directory) == os.getpid():
         with contextlib.suppress(OSError):
-            directory.rmdir()
+            _remove_if_dead(directory)
 
 
 def _creator_pid(directory: Path) -> int | None:
@@ -178,8 +178,20 @@ def _sweep(directory: Path) -> None:
     with contextlib.suppress(OSError):
         if directory.is_symlink() or directory.stat().st_uid != os.getuid():
             return
-        files = list(directory.iterdir())
-        if all(stat.S_ISSOCK(f.lstat().st_mode) and not is_listening(f) for f in files):
-            for file in files:
-                file.unlink(missing_ok=True)
-            directory.rmdir()
+        _remove_if_dead(directory)
+
+
+def _remove_if_dead(directory: Path) -> None:
+    files = list(directory.iterdir())
+    if all(_is_dead_socket(file) for file in files):
+        for file in files:
+            file.unlink(missing_ok=True)
+        directory.rmdir()
+
+
+def _is_dead_socket(file: Path) -> bool:
+    try:
+        is_socket = stat.S_ISSOCK(file.lstat().st_mode)
+    except FileNotFoundError:
+        return True  # its process has just removed it
+    return is_socket and not is_listening(file)

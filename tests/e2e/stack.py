@@ -55,6 +55,7 @@ class Stack:
         self.base = Path(tempfile.mkdtemp(prefix="pw-"))
         self.http_url = self.grpc_target = ""
         self._marker = uuid.uuid4().hex
+        self._children: list[psutil.Process] = []
         self._stderr = (self.base / "stderr.txt").open("w+")
         self.process = subprocess.Popen(
             [
@@ -115,14 +116,15 @@ class Stack:
 
     def child(self, module: str) -> psutil.Process:
         """Return the child that runs a module; its command line contains the name."""
-        found = [p for p in self.processes() if module in p.cmdline()]
-        assert len(found) == 1, [p.cmdline() for p in self.processes()]
+        found = [p for p in self.processes() if module in _cmdline(p)]
+        assert len(found) == 1, [_cmdline(p) for p in self.processes()]
         return found[0]
 
     def wait_children(self) -> None:
         """Wait until the supervisor has started its children, ready or not."""
         deadline = time.monotonic() + END_TIMEOUT_S
-        while len(self.processes()) < 1 + len(MODULES):
+        supervisor = psutil.Process(self.process.pid)
+        while len(supervisor.children()) < len(MODULES):
             assert time.monotonic() < deadline and self.process.poll() is None, self.stderr()
 
     def wait_replaced(self, module: str, dead: psutil.Process) -> psutil.Process:
@@ -131,7 +133,7 @@ class Stack:
         deadline = time.monotonic() + END_TIMEOUT_S
         while time.monotonic() < deadline:
             for process in self.processes():
-                if process != dead and module in process.cmdline():
+                if process != dead and module in _cmdline(process):
                     return process
         raise AssertionError(f"{module} did not come back; the stack said:\n{self.stderr()}")
 
@@ -146,26 +148,22 @@ class Stack:
         # `**` alone would give folders and no files.
         return sorted([*self.base.rglob("pagewire-*"), *self.base.rglob("pagewire-*/**/*")])
 
-    def wait_no_files(self) -> list[Path]:
-        """Wait until the folder is empty; return what is left.
-
-        A process that is ending has no environment any more, so `processes` may miss it while it
-        still cleans up.
-        """
-        deadline = time.monotonic() + 10
-        while self.runtime_files() and time.monotonic() < deadline:
-            os.sched_yield()
-        return self.runtime_files()
-
     def end(self, *signals: signal.Signals) -> int:
         """Send the signals and wait until the supervisor has ended; return its exit code."""
+        if self.process.poll() is None:
+            self._children = psutil.Process(self.process.pid).children(recursive=True)
         for number in signals:
             self.process.send_signal(number)
         return self.process.wait(END_TIMEOUT_S)
 
     def wait_gone(self) -> list[psutil.Process]:
-        """Wait for all processes of the stack to end; return those that did not."""
-        return psutil.wait_procs(self.processes(), timeout=END_TIMEOUT_S)[1]
+        """Wait for all processes of the stack to end; return those that did not.
+
+        A process has no environment for a moment while it starts its program, so `processes` may
+        miss it; the supervisor's children are known without it.
+        """
+        processes = {*self.processes(), *self._children}
+        return psutil.wait_procs(processes, timeout=END_TIMEOUT_S)[1]
 
     def close(self) -> None:
         """End whatever is left, without a word."""
@@ -187,3 +185,11 @@ class Stack:
             return not is_zombie and process.environ().get(MARKER) == self._marker
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return False
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    """Return the command line of a process, which may have ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []

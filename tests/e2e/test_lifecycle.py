@@ -45,7 +45,7 @@ def test_a_signal_ends_all_of_it(stack: Stack, signals: list[signal.Signals]) ->
 def test_kill_9_of_the_supervisor_ends_all_of_it(stack: Stack) -> None:
     stack.end(signal.SIGKILL)
     assert stack.wait_gone() == []
-    assert stack.wait_no_files() == []
+    assert stack.runtime_files() == []
 
 
 def test_kill_9_of_the_supervisor_while_it_starts_ends_all_of_it() -> None:

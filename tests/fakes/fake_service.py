@@ -1,7 +1,8 @@
 """A service process that does nothing but live as one should: sockets, health, signals, parent.
 
 `write_fake_services` makes folders that `python -m gateway` and so on find before the real ones,
-so that the supervision of a stack is tested without its parts. The environment variable
+so that the supervision of a stack is tested without its parts. As with the real ones, the gateway
+is ready after all others. The environment variable
 FAKE_<SERVICE> changes what one does: `fail` ends it with an error, `crash` with exit code 3,
 `stubborn` makes it ignore SIGTERM, `starting` keeps the gateway from ever being ready.
 """
@@ -14,10 +15,12 @@ import signal
 import sys
 from pathlib import Path
 
+from pagewire.cli.ready import wait_serving
 from pagewire.kit.errors import FailedPreconditionError
-from pagewire.kit.lifecycle import exit_with_parent, run, shutdown_signal
+from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.server import ServerConfig, ServiceServer
+from pagewire.kit.tasks import cancel_and_wait
 from tests.fakes.fake_gateway import running_gateway
 
 MODULES = ("gateway", "tokenizer_svc", "scheduler_svc", "worker_svc")
@@ -51,6 +54,7 @@ async def _serve(module: str) -> int:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
     get_logger(module).info("worker_progress", stage="load_weights", done=1, total=2)
     get_logger(module).warning("a_warning", number=7)
+    await _wait_peers(flags, stop)
     if module == "gateway":
         listen = f"{flags['host']}:{flags['grpc-port']}"
         async with running_gateway(listen, serving=behaviour != "starting"):
@@ -62,3 +66,13 @@ async def _serve(module: str) -> int:
     await stop
     await server.stop(0)
     return 0
+
+
+async def _wait_peers(flags: dict[str, str], stop: ShutdownSignal) -> None:
+    """Wait until the services that this one would call are up, or a signal came."""
+    peers = [flags[name] for name in ("schedulers", "tokenizers", "workers") if name in flags]
+    up = [asyncio.create_task(wait_serving(peer, "")) for peer in peers]
+    stopping = asyncio.create_task(stop.wait())
+    everything_up = asyncio.gather(*up)
+    await asyncio.wait({everything_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    await cancel_and_wait(*up, stopping)

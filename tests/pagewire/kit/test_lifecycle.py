@@ -1,12 +1,14 @@
 """Signals, exit codes and the parent's death, with real processes."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pagewire.kit.lifecycle import (
@@ -49,10 +51,42 @@ SUPERVISOR = """
     child.wait()
 """
 
+# Its main thread ends before the process does, as may happen to any process that is killed; here
+# it does so at SIGUSR1.
+SLOWLY_DYING_SUPERVISOR = """
+    import ctypes, pathlib, signal, subprocess, sys, threading
+    from pagewire.kit.lifecycle import child_environment
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    child = subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1]], env=child_environment(pathlib.Path(sys.argv[2]))
+    )
+    threading.Thread(target=threading.Event().wait).start()
+    signal.sigwait({signal.SIGUSR1})
+    sys_exit = {"x86_64": 60, "aarch64": 93}[sys.argv[3]]
+    ctypes.CDLL(None).syscall(sys_exit, 0)
+"""
+
+ECHO = """
+    import asyncio, sys
+    from pagewire.kit.server import *
+
+    async def serve():
+        exit_with_parent()
+        shutdown = shutdown_signal()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(0, lambda: print(sys.stdin.readline(), end="", flush=True))
+        print("ready", flush=True)
+        print("stopping for", await shutdown, flush=True)
+
+    sys.exit(run(serve))
+"""
+
 
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -97,6 +131,30 @@ def test_a_child_dies_with_a_killed_supervisor_and_leaves_no_file(tmp_path):
         assert (directory / "s").exists()
         supervisor.kill()
         # The child holds the other end of this pipe, so its end is the end of the file.
+        assert supervisor.stdout.read() == ""
+        supervisor.stderr.read()
+    assert not directory.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="needs its exit call")
+def test_a_supervisor_is_not_dead_before_its_last_thread_is(tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    arguments = (textwrap.dedent(ECHO), str(directory), platform.machine())
+    with start(SLOWLY_DYING_SUPERVISOR, *arguments) as supervisor:
+        assert supervisor.stdout.readline() == "ready\n"
+        try:
+            supervisor.send_signal(signal.SIGUSR1)
+            while psutil.Process(supervisor.pid).status() != psutil.STATUS_ZOMBIE:
+                os.sched_yield()
+            # The child has its signal by now; more turns of its loop than it takes to handle it.
+            for line in (f"{number}\n" for number in range(10)):
+                supervisor.stdin.write(line)
+                supervisor.stdin.flush()
+                assert supervisor.stdout.readline() == line
+        finally:
+            supervisor.kill()
         assert supervisor.stdout.read() == ""
         supervisor.stderr.read()
     assert not directory.exists()

@@ -78,6 +78,16 @@ def test_a_runtime_directory_is_private_and_its_maker_removes_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_process_left_goes_with_the_directory(tmp_path):
+    directory = make_runtime_dir(tmp_path)
+    bind(directory / "killed").close()
+    with bind(directory / "alive"):
+        remove_runtime_dir(directory)
+        assert len(list(directory.iterdir())) == 2
+    remove_runtime_dir(directory)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_directories_of_dead_stacks_are_swept(tmp_path):
     dead = tmp_path / f"pagewire-{DEAD_PID}-x"
     dead.mkdir()
