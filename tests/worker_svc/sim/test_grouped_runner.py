@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pagewire.sampling_params import SamplingParams
-from tests.worker_svc.harness import BLOCK_SIZE, VOCABULARY, sim_config, write_model
+from tests.worker_svc.grouped_models import FULL, SLIDING, write_grouped_model
+from tests.worker_svc.harness import BLOCK_SIZE, VOCABULARY, sim_config
 from worker_svc.sim.oracle import expected_tokens
 from worker_svc.sim.runner import SimRunner
 from worker_svc.step import ModelInfo, NewRequest, SchedulerOutput
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(300, 311))
-FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = 6
 
 
 def load(directory: Path, layer_types: Sequence[str]) -> tuple[SimRunner, ModelInfo]:
-    path = write_model(directory) / "config.json"
-    fields = json.loads(path.read_text()) | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "num_hidden_layers": len(layer_types),
-        "layer_types": list(layer_types),
-        "use_sliding_window": True,
-        "sliding_window": WINDOW,
-    }
-    path.write_text(json.dumps(fields))
-    runner = SimRunner(sim_config(directory))
+    runner = SimRunner(sim_config(write_grouped_model(directory, layer_types, WINDOW)))
     info = runner.load(lambda stage, fraction: None)
     runner.allocate_kv_cache(64, BLOCK_SIZE)
     return runner, info
