@@ -15,6 +15,7 @@ from typing import Literal
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "sim"]
+ModelImpl = Literal["auto", "pagewire", "transformers"]
 
 
 def check(name: str, value: object, ok: bool, rule: str) -> None:
@@ -46,6 +47,9 @@ class ModelConfig:
     """Most logprobs that a request may ask for."""
     batch_invariant: bool = False
     """Same numbers whatever the batch: one weight format, no choice of kernel by token count."""
+    model_impl: ModelImpl = "auto"
+    """Whose model code runs. `auto`: this project's own where there is one for the architecture, else
+    the one of Hugging Face transformers; `pagewire` and `transformers` force one of the two."""
 
     def __post_init__(self) -> None:
         check("model", self.model, bool(self.model), "must not be empty")

@@ -82,12 +82,15 @@ class ModelConfig(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    MODEL_IMPL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     """In tokens."""
     dtype: _builtins.str
     max_logprobs: _builtins.int
     batch_invariant: _builtins.bool
+    model_impl: _builtins.str
+    """auto, pagewire or transformers."""
     @_builtins.property
     def served_model_name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -99,10 +102,11 @@ class ModelConfig(_message.Message):
         dtype: _builtins.str = ...,
         max_logprobs: _builtins.int = ...,
         batch_invariant: _builtins.bool = ...,
+        model_impl: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "max_model_len", b"max_model_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "served_model_name", b"served_model_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "model_impl", b"model_impl", "served_model_name", b"served_model_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_model_len: _TypeAlias = _typing.Literal["max_model_len"]  # noqa: Y015
     _WhichOneofArgType__max_model_len: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len"]  # noqa: Y015
