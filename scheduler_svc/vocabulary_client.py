@@ -65,7 +65,9 @@ class VocabularyClient:
                 except VocabularyError as error:
                     problems[target] = str(error)
                     num_mismatches += 1
-            if problems != last_problems:
+            # A tokenizer that still loads is no reason to worry anybody.
+            is_worth_a_warning = num_mismatches > 0 or backoff_s >= MAX_BACKOFF_S
+            if problems != last_problems and is_worth_a_warning:
                 log.warning("no_vocabulary", problems=problems)
                 last_problems = problems
             if num_mismatches == len(self._targets):
