@@ -22,6 +22,8 @@ class AttentionSpec:
     head_dim: int
     scale: float
     sliding_windows: Sequence[int | None]
+    softcap: float | None = None
+    """Scores become softcap * tanh(score / softcap) before the softmax (Gemma 2)."""
 
     @property
     def num_layers(self) -> int:

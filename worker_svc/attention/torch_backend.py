@@ -141,6 +141,12 @@ class TorchStepAttention:
         flat = cache.view(-1, head_dim).index_select(0, tile.gather_index)
         return flat.view(-1, tile.width, head_dim).float()
 
+    def _scores(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Scaled and capped, [batch, rows, width] of [batch, rows, d] and [batch, width, d]."""
+        scores = torch.bmm(queries, keys.transpose(1, 2)) * self._spec.scale
+        softcap = self._spec.softcap
+        return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
+
     def _attend_single(self, layer: int, query: torch.Tensor, tiles: list[KVTile]) -> torch.Tensor:
         """Rows of one query each: [num_rows, num_heads, head_dim] in and out."""
         spec = self._spec
@@ -158,7 +164,7 @@ class TorchStepAttention:
             part = slice(0, num_rows * spec.num_kv_heads)
             keys = self._gather(self._keys[layer], tile)
             values = self._gather(self._values[layer], tile)
-            scores = torch.bmm(queries[part], keys.transpose(1, 2)) * spec.scale
+            scores = self._scores(queries[part], keys)
             state.add((part, slice(None)), scores.masked_fill_(hidden, -torch.inf), values)
         output = state.result()[:, : spec.group_size]
         return output.reshape(-1, spec.num_heads, spec.head_dim).to(query.dtype)
@@ -185,7 +191,7 @@ class TorchStepAttention:
             part = (slice(None), slice(first, None))
             values = self._gather(self._values[layer], tile)
             keys = self._gather(self._keys[layer], tile)
-            scores = torch.bmm(queries[part], keys.transpose(1, 2)) * spec.scale
+            scores = self._scores(queries[part], keys)
             if last > first_position or window is not None:
                 key_positions = torch.arange(tile.start, last + 1)
                 hidden = key_positions > positions[first:]
