@@ -243,6 +243,15 @@ class StructuredOutputsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionConfig:
+    """What computes attention over the paged KV cache."""
+
+    attention_backend: Literal["auto", "torch", "xformers"] = "auto"
+    """`torch`: plain PyTorch operations. `xformers`: its paged kernels; on a CPU only for tests,
+    with TRITON_INTERPRET=1 in the worker's environment. `auto`: xformers on CUDA, else torch."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All settings of one engine; see the sub-configs."""
 
@@ -255,6 +264,7 @@ class EngineConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
 
     def __post_init__(self) -> None:
         self._check_prefill_fits()
@@ -271,7 +281,7 @@ class EngineConfig:
         parts = {
             name: value
             for name, value in asdict(self).items()
-            if name in ("model", "cache", "parallel", "load", "device")
+            if name in ("model", "cache", "parallel", "load", "device", "attention")
         }
         parts["max_num_batched_tokens"] = self.scheduler.max_num_batched_tokens
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -33,6 +33,7 @@ class EngineConfig(_message.Message):
     OBSERVABILITY_FIELD_NUMBER: _builtins.int
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def model(self) -> Global___ModelConfig: ...
     @_builtins.property
@@ -51,6 +52,8 @@ class EngineConfig(_message.Message):
     def speculative(self) -> Global___SpeculativeConfig: ...
     @_builtins.property
     def structured_outputs(self) -> Global___StructuredOutputsConfig: ...
+    @_builtins.property
+    def attention(self) -> Global___AttentionConfig: ...
     def __init__(
         self,
         *,
@@ -63,10 +66,11 @@ class EngineConfig(_message.Message):
         observability: Global___ObservabilityConfig | None = ...,
         speculative: Global___SpeculativeConfig | None = ...,
         structured_outputs: Global___StructuredOutputsConfig | None = ...,
+        attention: Global___AttentionConfig | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler", "speculative", b"speculative", "structured_outputs", b"structured_outputs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler", "speculative", b"speculative", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler", "speculative", b"speculative", "structured_outputs", b"structured_outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "cache", b"cache", "device", b"device", "load", b"load", "model", b"model", "observability", b"observability", "parallel", b"parallel", "scheduler", b"scheduler", "speculative", b"speculative", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -349,3 +353,22 @@ class StructuredOutputsConfig(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StructuredOutputsConfig: _TypeAlias = StructuredOutputsConfig  # noqa: Y015
+
+@_typing.final
+class AttentionConfig(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
+    attention_backend: _builtins.str
+    def __init__(
+        self,
+        *,
+        attention_backend: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionConfig: _TypeAlias = AttentionConfig  # noqa: Y015

@@ -1,6 +1,7 @@
 import pytest
 
 from pagewire.engine_config import (
+    AttentionConfig,
     CacheConfig,
     DeviceConfig,
     EngineConfig,
@@ -47,6 +48,8 @@ def test_a_bad_value_is_refused_by_name(config: type, field: str, value: object)
 
 def test_the_digest_changes_with_what_the_worker_holds() -> None:
     assert EngineConfig().digest() != EngineConfig(model=ModelConfig(dtype="float32")).digest()
+    attention = AttentionConfig(attention_backend="xformers")
+    assert EngineConfig().digest() != EngineConfig(attention=attention).digest()
 
 
 def test_the_digest_does_not_change_with_what_only_the_scheduler_uses() -> None:
