@@ -12,7 +12,8 @@ import httpx
 
 from pagewire.sampling_params import SamplingParams
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
+"""Of one answer: a machine that is shared may be very slow; the tests have bounds of their own."""
 _SENT = (
     "temperature",
     "top_p",
