@@ -20,6 +20,10 @@ MAX_REGEX_BYTES = 32_768
 """Every step walks what is left of an expression, so a long one would slow each of its steps."""
 MAX_DEFINITIONS = 2000
 """Rules and terminals of a Lark grammar; compiling takes the square of a chain's length."""
+MAX_TERMS = 5000
+"""Names, strings and expressions of a Lark grammar; a long sequence takes their square."""
+MAX_PATTERNS = 32
+"""`patternProperties` of one object: each is compared with each other."""
 MAX_MEMBERS = 1000
 """Members of one object of a schema: compiling takes the square of the properties."""
 
@@ -32,7 +36,18 @@ _JSON_OPTIONS = {
     "lenient": False,
 }
 _NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"|/(?![/*])(?:\\.|[^/\\])+/|(?://|\#)[^\n]*', re.DOTALL)
+# Strings, expressions and comments of a Lark grammar. An end of the text closes them and nothing is
+# tried twice, so that the time is linear in any text.
+_QUOTED = re.compile(
+    r"""
+    "(?:\\.?|[^"\\])*+(?:"|\Z)
+    | /(?!/)(?:\\.?|[^/\\])*+(?:/|\Z)
+    | (?://|\#)[^\n]*+
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_NAME = re.compile(r"\w+")
+_LIMIT = re.compile(r"\b(limits?|fuel|too (many|big|complex|large|deeply)|max is)\b")
 _MAX_MESSAGE_CHARS = 300
 
 
@@ -124,6 +139,10 @@ def _check_members(schema: Any) -> None:
             if len(value) > MAX_MEMBERS:
                 detail = f"an object may have {MAX_MEMBERS} members at most"
                 raise _too_complex("json_schema", detail)
+            patterns = value.get("patternProperties")
+            if isinstance(patterns, dict) and len(patterns) > MAX_PATTERNS:
+                detail = f"patternProperties may have {MAX_PATTERNS} members at most"
+                raise _too_complex("json_schema", detail)
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
@@ -142,6 +161,8 @@ def _check_lark(text: str) -> None:
         )
     if bare.count(":") > MAX_DEFINITIONS:
         raise _too_complex("grammar", f"at most {MAX_DEFINITIONS} definitions are taken")
+    if len(_QUOTED.findall(text)) + len(_NAME.findall(bare)) > MAX_TERMS:
+        raise _too_complex("grammar", f"at most {MAX_TERMS} names, strings and expressions")
 
 
 def _too_complex(kind: str, detail: str = "make it smaller") -> GrammarError:

@@ -320,6 +320,9 @@ TOO_COMPLEX = [
     schema(properties={f"p{i}": {} for i in range(2000)}),
     lark("start: a0\n" + "\n".join(f'a{i}: "x"' for i in range(2500))),
     lark("start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)) + '\nA40: "y"'),
+    lark("start: " + '"a"? ' * 6000),
+    lark("start: " + "a? " * 6000 + '\na: "x"'),
+    schema(patternProperties={f"^(a|b)*c{{{i}}}$": {} for i in range(40)}),
     schema(type="integer", multipleOf=982_451_653),
     schema(allOf=[{"type": "string", "pattern": f"^(.{{{i}}})*$"} for i in range(2, 20)]),
 ]
