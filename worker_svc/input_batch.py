@@ -150,13 +150,14 @@ class InputBatch:
         row = BatchRow(state, state.num_computed_tokens, num_tokens, num_drafts)
         if state.is_over:
             return row
-        fits = row.start < row.known_end <= state.num_tokens
-        if not fits or (num_drafts and not row.samples):
+        end, known_end = row.end, row.known_end
+        fits = row.start < known_end <= state.num_tokens
+        if not fits or (num_drafts and known_end < state.num_tokens):
             raise StepError(
                 f"step {step}: handle {handle} has {state.num_tokens} tokens, "
                 f"{row.start} computed, {num_tokens} scheduled, {num_drafts} of them drafts"
             )
-        if row.end > min(state.num_blocks * self._block_size, self._max_model_len):
+        if end > min(state.num_blocks * self._block_size, self._max_model_len):
             raise StepError(
                 f"step {step}: handle {handle} reaches {row.end} tokens with {state.num_blocks} "
                 f"blocks of {self._block_size} and max_model_len {self._max_model_len}"

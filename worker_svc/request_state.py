@@ -41,8 +41,8 @@ class RequestState:
     """Grows by doubling; the first `num_blocks` are meant."""
     failure: RowFailure | None = None
     """Why no later step can sample for it."""
-    ended: bool = False
-    """It ended while the grammar masks of a step were made: no later step samples for it."""
+    is_over: bool = False
+    """It failed, or it ended while the masks of a step were made: no later step samples for it."""
     tables: TokenTables | None = None
     """Made when it first samples."""
 
@@ -64,9 +64,8 @@ class RequestState:
         state.append_blocks(new.block_ids)
         return state
 
-    @property
-    def is_over(self) -> bool:
-        return self.ended or self.failure is not None
+    def fail(self, failure: RowFailure) -> None:
+        self.failure, self.is_over = failure, True
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         self.put_drafts(token_ids)
@@ -119,12 +118,12 @@ class BatchRow:
 
     @property
     def known_end(self) -> int:
-        return self.end - self.num_drafts
+        return self.start + self.num_tokens - self.num_drafts
 
     @property
     def samples(self) -> bool:
         """The step computes the last known token, so that the next one can be chosen."""
-        return self.known_end == self.state.num_tokens
+        return self.start + self.num_tokens - self.num_drafts == self.state.num_tokens
 
     @property
     def draft_token_ids(self) -> npt.NDArray[np.int32]:

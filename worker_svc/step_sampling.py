@@ -60,20 +60,17 @@ def sample_rows(
     """
     if not rows:
         return {}
-    places, masked = _places(rows), None
-    handles = set(step.masked_handles).intersection(row.state.handle for row in rows)
-    if handles:
-        by_handle = masks().by_handle()
-        if not handles <= by_handle.keys():
-            rows, logits = _without_ended(rows, places, logits, handles - by_handle.keys())
-            places = _places(rows)
-        masked = _masked_rows(rows, places, by_handle)
-    sampling_rows = [
-        row.state.sampling_row(place) for row in rows for place in range(row.num_drafts + 1)
-    ]
-    if not sampling_rows:
-        return {}
-    return _take_tokens(rows, places, sampler.sample(logits, sampling_rows, masked))
+    masked = None
+    if step.masked_handles:
+        rows, logits, masked = _await_masks(step, rows, logits, masks)
+        if not rows:
+            return {}
+    sampling_rows = [row.state.sampling_row() for row in rows]
+    if step.draft_counts:
+        sampling_rows = [
+            row.state.sampling_row(place) for row in rows for place in range(row.num_drafts + 1)
+        ]
+    return _take_tokens(rows, sampler.sample(logits, sampling_rows, masked))
 
 
 def make_output(
@@ -102,62 +99,71 @@ def make_output(
     )
 
 
-def _places(rows: Sequence[BatchRow]) -> list[slice]:
-    """Each row's places in the logits."""
-    bounds = accumulate((row.num_drafts + 1 for row in rows), initial=0)
-    return [slice(start, end) for start, end in pairwise(bounds)]
+def _await_masks(
+    step: SchedulerOutput, rows: Sequence[BatchRow], logits: torch.Tensor, masks: MaskSource
+) -> tuple[Sequence[BatchRow], torch.Tensor, MaskedRows | None]:
+    """The rows without those that have ended, their logits, and their masks."""
+    handles = set(step.masked_handles).intersection(row.state.handle for row in rows)
+    if not handles:
+        return rows, logits, None
+    by_handle = masks().by_handle()
+    ended = handles - by_handle.keys()
+    if ended:
+        rows, logits = _without_ended(rows, logits, ended)
+    return rows, logits, _masked_rows(rows, by_handle)
 
 
 def _without_ended(
-    rows: Sequence[BatchRow], places: Sequence[slice], logits: torch.Tensor, ended: set[int]
+    rows: Sequence[BatchRow], logits: torch.Tensor, ended: set[int]
 ) -> tuple[list[BatchRow], torch.Tensor]:
-    """Mark requests that have ended, and leave their rows out."""
     kept: list[int] = []
-    for row, place in zip(rows, places, strict=True):
-        row.state.ended = row.state.handle in ended
-        if not row.state.ended:
-            kept.extend(range(place.start, place.stop))
-    return [row for row in rows if not row.state.ended], logits[kept]
+    for row, places in zip(rows, _places(rows), strict=True):
+        row.state.is_over = row.state.handle in ended
+        if not row.state.is_over:
+            kept.extend(places)
+    return [row for row in rows if not row.state.is_over], logits[kept]
 
 
-def _masked_rows(
-    rows: Sequence[BatchRow], places: Sequence[slice], by_handle: Mapping[int, Bitmasks]
-) -> MaskedRows | None:
-    found = [
-        (place, by_handle[row.state.handle])
-        for row, place in zip(rows, places, strict=True)
-        if row.state.handle in by_handle
-    ]
-    if not found:
-        return None
-    return MaskedRows(
-        places=[index for place, _ in found for index in range(place.start, place.stop)],
-        bitmasks=np.concatenate([bitmasks for _, bitmasks in found]),
-    )
+def _masked_rows(rows: Sequence[BatchRow], by_handle: Mapping[int, Bitmasks]) -> MaskedRows | None:
+    places: list[int] = []
+    bitmasks = []
+    for row, row_places in zip(rows, _places(rows), strict=True):
+        if row.state.handle in by_handle:
+            places.extend(row_places)
+            bitmasks.append(by_handle[row.state.handle])
+    return MaskedRows(places, np.concatenate(bitmasks)) if places else None
 
 
-def _take_tokens(
-    rows: Sequence[BatchRow], places: Sequence[slice], output: SamplerOutput
-) -> dict[int, SampledRow]:
+def _places(rows: Sequence[BatchRow]) -> list[range]:
+    """Each row's places in the logits."""
+    bounds = accumulate((row.num_drafts + 1 for row in rows), initial=0)
+    return [range(start, end) for start, end in pairwise(bounds)]
+
+
+def _take_tokens(rows: Sequence[BatchRow], output: SamplerOutput) -> dict[int, SampledRow]:
     token_ids: list[int] = output.token_ids.tolist()
-    sampled = {}
-    for row, place in zip(rows, places, strict=True):
-        num_tokens, failure = _verify(row, place, output)
-        row.state.failure = failure
+    sampled, start = {}, 0
+    for row in rows:
+        state, num_places = row.state, row.num_drafts + 1
+        num_tokens, failure = _verify(row, start, output)
+        if failure is not None:
+            state.fail(failure)
         if num_tokens:
-            end = place.start + num_tokens
-            tokens = token_ids[place.start : end]
-            sampled[row.state.handle] = SampledRow(tokens, output.logprobs[place.start : end])
-            row.state.append_sampled(tokens)
+            end = start + num_tokens
+            tokens = token_ids[start:end]
+            sampled[state.handle] = SampledRow(tokens, output.logprobs[start:end])
+            state.append_sampled(tokens)
+        start += num_places
     return sampled
 
 
-def _verify(row: BatchRow, place: slice, output: SamplerOutput) -> tuple[int, RowFailure | None]:
+def _verify(row: BatchRow, start: int, output: SamplerOutput) -> tuple[int, RowFailure | None]:
     """Number of tokens that count, and the failure that ended them."""
-    failures = output.failures[place]
     if not row.num_drafts:
-        return (1, None) if failures[0] is None else (0, failures[0])
-    return count_verified(output.token_ids[place], failures, row.draft_token_ids)
+        failure = output.failures[start]
+        return int(failure is None), failure
+    places = slice(start, start + row.num_drafts + 1)
+    return count_verified(output.token_ids[places], output.failures[places], row.draft_token_ids)
 
 
 def _logprob_columns(tokens: Sequence[TokenLogprobs | None]) -> LogprobColumns | None:
