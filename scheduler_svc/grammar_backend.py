@@ -21,8 +21,8 @@ MAX_DRAFTED_FORM_BYTES = 8192
 """Text that must follow is found in one go, on the event loop; of a longer form it isn't looked
 for, because it may be that long."""
 
-# Less than the library's own bounds where a hostile form would take seconds: about 0.5 s to
-# compile, 10 ms for a mask.
+# Less than the library's own bounds where a hostile form would take seconds: at most a few
+# seconds to compile, and some 10 ms for a mask.
 _INITIAL_LEXER_FUEL = 500_000
 _STEP_LEXER_FUEL = 100_000
 _STEP_MAX_ITEMS = 20_000
@@ -40,8 +40,8 @@ class GrammarBackend:
     ) -> None:
         """Index the vocabulary.
 
-        Takes about a second for 130,000 tokens, and the library holds the interpreter all the
-        while: to be done once, early.
+        Takes about 2 s for 130,000 tokens, and the library holds the interpreter all the while: to
+        be done once, early.
 
         Args:
             vocabulary: The tokens.
@@ -180,8 +180,7 @@ def _make_tokenizer(
     encoder: GreedyEncoder,
 ) -> LLTokenizer:
     wrapper = TokenizerWrapper(_TokenizerFacts(tokens, special_token_ids, eos_token_ids, encoder))
-    # Without its slices, which take as long again to build and make few masks faster.
-    return LLTokenizer(wrapper, eos_token=sorted(eos_token_ids), slices=[])
+    return LLTokenizer(wrapper, eos_token=sorted(eos_token_ids))
 
 
 class _TokenizerFacts:
