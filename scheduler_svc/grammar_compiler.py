@@ -263,3 +263,7 @@ def _mask_or_error(grammar: Grammar, drafts: Sequence[int]) -> bytes | GrammarEr
         return grammar.masks(drafts)
     except GrammarError as error:
         return error
+    except Exception as exc:
+        # A bug that one grammar meets must not end the others' step.
+        log.error("masks_failed", exc_info=exc)
+        return GrammarError(INVALID_GRAMMAR, "structured_outputs: it could not be followed")

@@ -27,9 +27,8 @@ from scheduler_svc.request import Request
 from scheduler_svc.stop import FinishReason, Stop
 
 # Reasons of a worker's rows that lie in the request's own parameters: trying again is no use.
-_REQUEST_FAULTS = frozenset(
-    {"EMPTY_MASK", INVALID_GRAMMAR, GRAMMAR_TOO_COMPLEX, GRAMMAR_MISMATCH, NOT_SERVED}
-)
+_GRAMMAR_FAULTS = frozenset({INVALID_GRAMMAR, GRAMMAR_TOO_COMPLEX, GRAMMAR_MISMATCH, NOT_SERVED})
+_REQUEST_FAULTS = frozenset({"EMPTY_MASK"}) | _GRAMMAR_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,8 @@ class FinishedRequest:
         """Return what the client gets if `reason` is ERROR."""
         message = self.message or "the request failed"
         if self.error_reason in _REQUEST_FAULTS:
-            return InvalidRequestError(message, reason=self.error_reason)
+            field = "structured_outputs" if self.error_reason in _GRAMMAR_FAULTS else None
+            return InvalidRequestError(message, reason=self.error_reason, field=field)
         if self.error_reason == GRAMMAR_TIMEOUT:
             return ServiceUnavailableError(message, reason=self.error_reason)
         return InternalError(message, reason=self.error_reason)

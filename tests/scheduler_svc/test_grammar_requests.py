@@ -221,3 +221,4 @@ def test_what_is_wrong_with_a_grammar_is_told_by_the_right_error(reason, error_t
     error = FinishedRequest.of(make_request(), stop, "because").error()
     assert type(error) is error_type
     assert (error.reason, error.message) == (reason, "because")
+    assert (error.field == "structured_outputs") == (error_type is InvalidRequestError)
