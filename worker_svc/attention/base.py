@@ -81,6 +81,9 @@ class StepAttention(Protocol):
 class AttentionBackend(Protocol):
     """Owner of the KV cache."""
 
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes of one block of keys and values over all layers."""
+
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Replaces the cache by an empty one; block 0 is never written and stays zero."""
 

@@ -51,6 +51,9 @@ class TorchAttentionBackend:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        return self._spec.kv_bytes_per_block(block_size, self._dtype)
+
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         self.free_kv_cache()
         spec = self._spec

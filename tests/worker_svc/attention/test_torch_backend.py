@@ -1,32 +1,22 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 
 import pytest
 import torch
 
-from worker_svc.attention.base import AttentionMetadata, AttentionSpec
+from tests.worker_svc.attention.paged_cache import PagedCache
+from worker_svc.attention.base import AttentionSpec
 from worker_svc.attention.torch_backend import TorchAttentionBackend
 
 HEAD_DIM = 16
 NUM_BLOCKS = 400
 
 
-@dataclass
-class CachedSequence:
-    """One request with all its queries, keys and values, [length, heads, HEAD_DIM] each."""
+class Cache(PagedCache):
+    """Of the torch backend."""
 
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    block_ids: list[int]
-
-
-class Cache:
-    """A backend, and sequences whose blocks are scattered over it."""
+    backend: TorchAttentionBackend
 
     def __init__(
         self,
@@ -37,71 +27,9 @@ class Cache:
         block_size: int,
         window: int | None,
     ) -> None:
-        self.spec = AttentionSpec(heads, kv_heads, HEAD_DIM, HEAD_DIM**-0.5, (window,))
-        self.block_size = block_size
-        self.backend = TorchAttentionBackend(self.spec, torch.float32)
-        self.backend.allocate_kv_cache(NUM_BLOCKS, block_size)
-        torch.manual_seed(0)
-        blocks = list(range(1, NUM_BLOCKS))
-        random.Random(0).shuffle(blocks)
-        self.sequences = [
-            CachedSequence(
-                torch.randn(length, heads, HEAD_DIM),
-                torch.randn(length, kv_heads, HEAD_DIM),
-                torch.randn(length, kv_heads, HEAD_DIM),
-                [blocks.pop() for _ in range(-(-length // block_size))],
-            )
-            for length in lengths
-        ]
-
-    def step(
-        self, parts: Sequence[tuple[int, int, int]], num_padding: int = 0
-    ) -> list[torch.Tensor]:
-        """Computes tokens [start, end) of sequences, given as (sequence, start, end)."""
-        parts = sorted(parts, key=lambda part: (part[2] - part[1] > 1, -part[2]))
-        slots: list[int] = []
-        starts = [0]
-        widest = max(len(self.sequences[index].block_ids) for index, _, _ in parts)
-        tables = torch.zeros(len(parts), widest, dtype=torch.int64)
-        for row, (index, start, end) in enumerate(parts):
-            block_ids = self.sequences[index].block_ids
-            tables[row, : len(block_ids)] = torch.tensor(block_ids)
-            size = self.block_size
-            slots += [block_ids[p // size] * size + p % size for p in range(start, end)]
-            starts.append(len(slots))
-        attention = self.backend.begin_step(
-            AttentionMetadata(
-                slot_mapping=torch.tensor(slots + [-1] * num_padding),
-                block_tables=tables,
-                seq_lens=[end for _, _, end in parts],
-                query_start_loc=starts,
-                num_single_rows=sum(end - start == 1 for _, start, end in parts),
-            )
-        )
-        columns = []
-        for name in ("query", "key", "value"):
-            rows = [getattr(self.sequences[i], name)[start:end] for i, start, end in parts]
-            padding = torch.full((num_padding, *rows[0].shape[1:]), 1e9)
-            columns.append(torch.cat([*rows, padding]))
-        output = attention(0, *columns)
-        assert not output[len(slots) :].any()
-        outputs = [output[start:end] for start, end in pairwise(starts)]
-        by_part = dict(zip(parts, outputs, strict=True))
-        return [by_part[part] for part in sorted(by_part)]
-
-    def expected(self, index: int) -> torch.Tensor:
-        """Attention over the whole sequence at once, in float64."""
-        sequence = self.sequences[index]
-        length = sequence.query.shape[0]
-        group = self.spec.group_size
-        key = sequence.key.double().repeat_interleave(group, 1)
-        value = sequence.value.double().repeat_interleave(group, 1)
-        scores = torch.einsum("qhd,khd->hqk", sequence.query.double(), key) * self.spec.scale
-        distance = torch.arange(length)[:, None] - torch.arange(length)
-        window = self.spec.sliding_windows[0]
-        hidden = (distance < 0) | (distance >= (length if window is None else window))
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1).float()
+        spec = AttentionSpec(heads, kv_heads, HEAD_DIM, HEAD_DIM**-0.5, (window,))
+        backend = TorchAttentionBackend(spec, torch.float32)
+        super().__init__(backend, spec, lengths, block_size=block_size, num_blocks=NUM_BLOCKS)
 
 
 LENGTHS = (1, 2, 15, 16, 17, 127, 128, 129, 300)

@@ -1,0 +1,74 @@
+"""Which attention backend a model gets, from `--attention-backend`, its shape and its device.
+
+Owns the choice and its one log line. Imports xformers only when it is chosen. Called by the model
+runner when it loads a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.logs import get_logger
+from worker_svc.attention.base import AttentionBackend, AttentionSpec
+from worker_svc.attention.support import Platform, xformers_problem
+from worker_svc.attention.torch_backend import TorchAttentionBackend
+
+log = get_logger("worker_svc.attention")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """The backend's name, as flags have it, and why it is that one."""
+
+    name: str
+    reason: str
+
+
+def choose_attention_backend(
+    config: EngineConfig, spec: AttentionSpec, dtype: torch.dtype, device: torch.device
+) -> AttentionChoice:
+    """The backend for a model; imports nothing.
+
+    Raises:
+        ValueError: The backend that was asked for cannot run; the message says what to change.
+    """
+    requested = config.attention.attention_backend
+    platform: Platform = "cuda" if device.type == "cuda" else "cpu"
+    if requested == "torch":
+        return AttentionChoice("torch", "--attention-backend")
+    if requested == "auto" and platform == "cpu":
+        return AttentionChoice("torch", "the device is a CPU")
+    dtype_name = str(dtype).removeprefix("torch.")
+    problem = xformers_problem(
+        platform, dtype_name, config.cache.block_size, spec.head_dim, spec.softcap
+    )
+    if problem is None:
+        reason = "the device is CUDA" if requested == "auto" else "--attention-backend"
+        return AttentionChoice("xformers", reason)
+    if spec.softcap is not None and platform == "cpu":
+        # A property of the model, which no flag of the user's can change.
+        return AttentionChoice("torch", f"xformers {problem}")
+    raise ValueError(f"attention_backend xformers {problem}")
+
+
+def make_attention_backend(
+    config: EngineConfig, spec: AttentionSpec, dtype: torch.dtype, device: torch.device
+) -> tuple[str, AttentionBackend]:
+    """The chosen backend and its name.
+
+    Raises:
+        ValueError: It cannot run here; the message says what to change.
+    """
+    choice = choose_attention_backend(config, spec, dtype, device)
+    log.info("attention_backend", backend=choice.name, reason=choice.reason)
+    if choice.name == "torch":
+        return choice.name, TorchAttentionBackend(spec, dtype)
+    from worker_svc.attention.xformers_backend import XformersAttentionBackend, XformersSettings
+    from worker_svc.attention.xformers_operators import XformersOperators
+
+    settings = XformersSettings.for_device(device, batch_invariant=config.model.batch_invariant)
+    operators = XformersOperators(interpret=device.type == "cpu")
+    return choice.name, XformersAttentionBackend(spec, dtype, operators, settings)
