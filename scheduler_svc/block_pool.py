@@ -13,6 +13,9 @@ from scheduler_svc.free_block_queue import FreeBlockQueue, KVCacheBlock
 
 NULL_BLOCK_ID = 0
 
+_HashMap = dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]]
+"""A hash has one block mostly, else several by their ids."""
+
 
 class KvEventSink(Protocol):
     """Whoever wants to know which hashes are findable; a hash counts, not its blocks.
@@ -72,9 +75,7 @@ class BlockPool:
         self._free_queue = FreeBlockQueue(self.blocks[1:])
         self._event_group_id = event_group_id
         # By group: the same tokens have a block in each.
-        self._cached: list[dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]]] = [
-            {} for _ in range(num_groups)
-        ]
+        self._cached: list[_HashMap] = [{} for _ in range(num_groups)]
 
     @property
     def num_free_blocks(self) -> int:
@@ -146,6 +147,7 @@ class BlockPool:
         first_of_hash: list[int] = []
         if not self._enable_caching:
             return first_of_hash
+        cached = self._cached[group_id]
         for index in range(start, end):
             block = blocks[index]
             if block.block_hash is not None:
@@ -153,7 +155,7 @@ class BlockPool:
             block.block_hash = block_hashes[index]
             block.cached_in_step = self.step
             block.group_id = group_id
-            if self._insert(block_hashes[index], block):
+            if _insert(cached, block_hashes[index], block):
                 first_of_hash.append(index)
         return first_of_hash
 
@@ -218,18 +220,6 @@ class BlockPool:
         mapped_ids = sorted(block.block_id for _, _, block in mapped)
         _require(hashed_ids == mapped_ids, "hashed blocks are not those in the map")
 
-    def _insert(self, block_hash: bytes, block: KVCacheBlock) -> bool:
-        cached = self._cached[block.group_id]
-        entry = cached.get(block_hash)
-        if entry is None:
-            cached[block_hash] = block
-            return True
-        if isinstance(entry, dict):
-            entry[block.block_id] = block
-        else:
-            cached[block_hash] = {entry.block_id: entry, block.block_id: block}
-        return False
-
     def _evict(self, block: KVCacheBlock) -> None:
         block_hash = block.block_hash
         if block_hash is None:
@@ -245,6 +235,19 @@ class BlockPool:
         del entry[block.block_id]
         if len(entry) == 1:
             cached[block_hash] = next(iter(entry.values()))
+
+
+def _insert(cached: _HashMap, block_hash: bytes, block: KVCacheBlock) -> bool:
+    """Make a block findable; whether it is the first with this hash."""
+    entry = cached.get(block_hash)
+    if entry is None:
+        cached[block_hash] = block
+        return True
+    if isinstance(entry, dict):
+        entry[block.block_id] = block
+    else:
+        cached[block_hash] = {entry.block_id: entry, block.block_id: block}
+    return False
 
 
 def _require(holds: bool, message: str) -> None:

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.block_pool import NULL_BLOCK_ID, BlockPool
 from scheduler_svc.free_block_queue import KVCacheBlock
-from scheduler_svc.kv_cache_groups import KvCacheGroups, KvCacheGroupSpec
-from scheduler_svc.prefix_hit import PrefixHit
+from scheduler_svc.kv_cache_groups import KvCacheGroupSpec
 
 
 @dataclass(slots=True)
@@ -27,15 +26,6 @@ class BlockTables:
     """By group: leading blocks that its window has left."""
     num_cached_blocks: int
     """Leading places that were full and made findable while they had a block."""
-
-    @classmethod
-    def from_hit(cls, hit: PrefixHit, groups: KvCacheGroups, block_size: int) -> BlockTables:
-        """Tables that have the hit's blocks."""
-        return cls(
-            blocks=[list(blocks) for blocks in hit.blocks] or [[] for _ in groups],
-            num_skipped=[group.num_skipped_blocks(hit.num_tokens, block_size) for group in groups],
-            num_cached_blocks=hit.num_tokens // block_size,
-        )
 
     def append(self, new_blocks: Sequence[KVCacheBlock], num_each: int) -> None:
         """Add new blocks: `num_each` for the first group, then for the next."""
@@ -56,6 +46,8 @@ class BlockTables:
 
     def held_blocks(self) -> list[KVCacheBlock]:
         """All blocks that are not null."""
+        if len(self.blocks) == 1:
+            return self.blocks[0][self.num_skipped[0] :]
         held = zip(self.blocks, self.num_skipped, strict=True)
         return [block for blocks, start in held for block in blocks[start:]]
 
@@ -64,10 +56,10 @@ class BlockTables:
 
         Across groups, because a beginning is a hit only where all groups still have it.
         """
+        if len(self.blocks) == 1:
+            return reversed(self.blocks[0][self.num_skipped[0] :])
         in_order = chain.from_iterable(zip(*map(reversed, self.blocks), strict=True))
-        return (
-            (block for block in in_order if block.block_id) if any(self.num_skipped) else in_order
-        )
+        return [block for block in in_order if block.block_id != NULL_BLOCK_ID]
 
 
 def check_tables(

@@ -172,11 +172,11 @@ class KVCacheManager:
         Returns:
             The whole tables' block ids, or None, with nothing changed, if too few are free.
         """
+        tables = self._tables_of_hit(hit)
         end = hit.num_tokens + num_new_tokens
-        num_hit_blocks = hit.num_tokens // self.block_size
+        num_hit_blocks = tables.num_cached_blocks
         num_new_blocks = -(-end // self.block_size) - num_hit_blocks
         num_to_fit = self._num_to_fit(num_hit_blocks, num_new_blocks, max(end, num_reserved_tokens))
-        tables = BlockTables.from_hit(hit, self._groups, self.block_size)
         hit_blocks = tables.held_blocks()
         # A hit that nobody holds leaves the free queue too.
         num_free_hits = sum(block.ref_cnt == 0 for block in hit_blocks)
@@ -254,11 +254,19 @@ class KVCacheManager:
         self._pool.check_integrity()
         check_tables(self._tables.values(), self._pool, self._groups, self.block_size)
 
+    def _tables_of_hit(self, hit: PrefixHit) -> BlockTables:
+        blocks = [list(of_group) for of_group in hit.blocks] or [[] for _ in self._groups]
+        tables = BlockTables(blocks, [0] * len(blocks), hit.num_tokens // self.block_size)
+        for group_id, group in self._sliding:
+            num_skipped = group.num_skipped_blocks(hit.num_tokens, self.block_size)
+            tables.num_skipped[group_id] = num_skipped
+        return tables
+
     def _num_to_fit(self, num_hit_blocks: int, num_new_blocks: int, num_tokens: int) -> int:
         """Blocks that a request needs beside its hit, now or until it has this many tokens."""
         num_after_hit = -(-num_tokens // self.block_size) - num_hit_blocks
-        num_to_fit = 0
-        for group in self._groups:
+        num_to_fit = num_after_hit * (len(self._groups) - len(self._sliding))
+        for _, group in self._sliding:
             most = group.max_held_blocks(num_tokens, self.block_size, self._max_step_tokens)
             most_new = most - group.num_hit_blocks(num_hit_blocks, self.block_size)
             num_to_fit += max(num_new_blocks, min(most_new, num_after_hit))

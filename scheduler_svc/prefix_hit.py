@@ -38,14 +38,17 @@ def find_prefix_hit(
     needs only the blocks that the window of the next token reaches; a hit that another group cuts
     short may end where these are gone, so the sliding groups are asked until all agree.
     """
-    found: list[list[KVCacheBlock]] = [[] for _ in groups]
     num_blocks = len(block_hashes)
+    if len(groups) == 1 and not groups[0].sliding_window:
+        leading = _find_leading(pool, 0, block_hashes, num_blocks)
+        return PrefixHit([leading], len(leading) * block_size)
+    found: list[list[KVCacheBlock]] = [[] for _ in groups]
     sliding = []
     for group_id, group in enumerate(groups):
         if group.sliding_window:
             sliding.append((group_id, -(-(group.sliding_window - 1) // block_size)))
         else:
-            found[group_id] = _find_leading(pool, group_id, block_hashes[:num_blocks])
+            found[group_id] = _find_leading(pool, group_id, block_hashes, num_blocks)
             num_blocks = len(found[group_id])
     agreed = not sliding
     while not agreed:
@@ -54,19 +57,18 @@ def find_prefix_hit(
             found[group_id] = _find_ending(pool, group_id, block_hashes, num_blocks, num_needed)
             num_blocks = len(found[group_id])
         agreed = num_blocks == limit
-    if len(groups) > 1:
-        found = [blocks[:num_blocks] for blocks in found]
-    return PrefixHit(found, num_blocks * block_size)
+    return PrefixHit([blocks[:num_blocks] for blocks in found], num_blocks * block_size)
 
 
 def _find_leading(
-    pool: BlockPool, group_id: int, block_hashes: Sequence[bytes]
+    pool: BlockPool, group_id: int, block_hashes: Sequence[bytes], limit: int
 ) -> list[KVCacheBlock]:
-    blocks = []
+    """The blocks up to the first miss, at most `limit`."""
+    blocks = list[KVCacheBlock]()
     get_cached_block = pool.get_cached_block
     for block_hash in block_hashes:
         block = get_cached_block(block_hash, group_id)
-        if block is None:
+        if block is None or len(blocks) == limit:
             break
         blocks.append(block)
     return blocks
