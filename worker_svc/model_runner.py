@@ -14,14 +14,14 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.model_source import ModelFormat, resolve_model
 from worker_svc.attention.base import AttentionBackend, AttentionMetadata
-from worker_svc.attention.torch_backend import MIN_GEMM_ROWS, TorchAttentionBackend
+from worker_svc.attention.selector import make_attention_backend
+from worker_svc.attention.torch_backend import MIN_GEMM_ROWS
 from worker_svc.cpu_memory import available_kv_bytes
 from worker_svc.dtypes import select_dtype
 from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.input_batch import InputBatch, StepInputs
-from worker_svc.models.config import LlamaConfig, llama_config_from_hf
-from worker_svc.models.llama import LlamaForCausalLM
-from worker_svc.models.registry import model_class, select_architecture
+from worker_svc.models.base import CausalModel
+from worker_svc.models.build import BuiltModel, build_model
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import (
@@ -32,7 +32,7 @@ from worker_svc.step import (
     StepTimings,
 )
 from worker_svc.step_sampling import make_output, sample_rows
-from worker_svc.weights.load import load_weights, weights_digest
+from worker_svc.weights.load import weights_digest
 from worker_svc.weights.source import WeightSource, open_weights
 
 
@@ -55,7 +55,7 @@ class ModelRunner:
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         loaded = self._require_loaded()
-        return loaded.model.attention_spec.kv_bytes_per_block(block_size, loaded.dtype)
+        return loaded.backend.kv_bytes_per_block(block_size)
 
     def available_kv_bytes(self) -> int:
         self._require_loaded()
@@ -101,11 +101,12 @@ class ModelRunner:
 class _LoadedModel:
     """A model with its weights, and the backend and sampler that go with it."""
 
-    def __init__(self, model: LlamaForCausalLM, info: ModelInfo, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: CausalModel, info: ModelInfo, dtype: torch.dtype, backend: AttentionBackend
+    ) -> None:
         self.model = model
         self.info = info
-        self.dtype = dtype
-        self.backend: AttentionBackend = TorchAttentionBackend(model.attention_spec, dtype)
+        self.backend = backend
         self.sampler = Sampler(info.eos_token_ids)
         # In float32 the same numbers are promised whatever the batch.
         self.min_rows = MIN_GEMM_ROWS if dtype == torch.float32 else 1
@@ -114,14 +115,11 @@ class _LoadedModel:
     def from_source(
         cls, source: WeightSource, config: EngineConfig, progress: ProgressCallback
     ) -> _LoadedModel:
-        architecture = select_architecture(source.config.get("architectures") or ())
-        model_config = llama_config_from_hf(source.config, architecture)
         dtype = select_dtype(config.model)
-        max_model_len = model_config.select_max_model_len(config.model.max_model_len)
-        model = model_class(architecture)(model_config, max_model_len, dtype)
-        load_weights(model.weight_slots(), source, progress)
-        info = _model_info(model_config, source, max_model_len, dtype, _weight_bytes(model))
-        return cls(model, info, dtype)
+        built = build_model(source, config.model, dtype, progress)
+        spec = built.model.attention_spec
+        name, backend = make_attention_backend(config, spec, dtype, torch.device("cpu"))
+        return cls(built.model, _model_info(built, source, dtype, name), dtype, backend)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size]; writes the step's keys and values."""
@@ -134,10 +132,9 @@ class _LoadedModel:
                 num_single_rows=inputs.num_single_rows,
             )
         )
-        hidden: torch.Tensor = self.model(
+        return self.model(
             torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions), attention
         )
-        return hidden
 
     def logits(
         self, inputs: StepInputs, hidden: torch.Tensor
@@ -186,31 +183,24 @@ def _check_load_format(load_format: str, found: ModelFormat) -> None:
         raise ValueError(f"load_format is {load_format}, the model is {found.value}: use auto")
 
 
-def _weight_bytes(model: torch.nn.Module) -> int:
-    """Weights that layers share count once."""
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
 def _model_info(
-    config: LlamaConfig,
-    source: WeightSource,
-    max_model_len: int,
-    dtype: torch.dtype,
-    weight_bytes: int,
+    built: BuiltModel, source: WeightSource, dtype: torch.dtype, attention_backend: str
 ) -> ModelInfo:
-    dtype_name = str(dtype).removeprefix("torch.")
+    shape, attention = built.shape, built.model.attention_spec
     return ModelInfo(
-        architecture=config.architecture,
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        hidden_size=config.hidden_size,
-        dtype=dtype_name,
-        eos_token_ids=config.eos_token_ids,
-        bos_token_id=config.bos_token_id,
-        weight_bytes=weight_bytes,
-        weights_digest=weights_digest(source, f"{dtype_name}\0{config!r}"),
+        architecture=shape.architecture,
+        vocab_size=shape.vocab_size,
+        max_model_len=built.max_model_len,
+        num_layers=attention.num_layers,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        hidden_size=shape.hidden_size,
+        dtype=str(dtype).removeprefix("torch."),
+        attention_backend=attention_backend,
+        eos_token_ids=shape.eos_token_ids,
+        bos_token_id=shape.bos_token_id,
+        # Weights that layers share count once.
+        weight_bytes=sum(parameter.nbytes for parameter in built.model.parameters()),
+        weights_digest=weights_digest(source, built.form),
         default_sampling=source.default_sampling,
     )

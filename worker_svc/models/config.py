@@ -18,6 +18,20 @@ class UnsupportedModelError(ValueError):
     """The model needs something that is not implemented; the message names it."""
 
 
+def check_max_model_len(wanted: int | None, limit: int) -> int:
+    """The longest sequence in tokens: `wanted`, or the model's `limit` where nothing is.
+
+    Raises:
+        ValueError: More is wanted than the model can.
+    """
+    if wanted is not None and wanted > limit:
+        raise ValueError(
+            f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
+            "lower --max-model-len"
+        )
+    return wanted or limit
+
+
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
     """Switches of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM."""
@@ -51,13 +65,7 @@ class LlamaConfig:
         Raises:
             ValueError: The model cannot do that much.
         """
-        limit = self.rope.max_model_len(self.max_position_embeddings)
-        if wanted is not None and wanted > limit:
-            raise ValueError(
-                f"max_model_len {wanted} is more than the model's own limit of {limit} positions: "
-                "lower --max-model-len"
-            )
-        return wanted or limit
+        return check_max_model_len(wanted, self.rope.max_model_len(self.max_position_embeddings))
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "head_dim"):

@@ -13,10 +13,9 @@ from pagewire.engine_config import EngineConfig
 from pagewire.gguf import read_gguf
 from pagewire.model_source import ModelFormat, ModelSource, resolve_model
 from worker_svc.kv_cache_groups import kv_cache_groups
-from worker_svc.models.config import llama_config_from_hf
 from worker_svc.models.gguf_config import hf_config_from_gguf
 from worker_svc.models.hf_files import read_model_config
-from worker_svc.models.registry import select_architecture
+from worker_svc.models.shape import read_shape
 from worker_svc.sim.sampling import SAMPLER_VERSION
 from worker_svc.step import ModelInfo
 
@@ -28,8 +27,7 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
         ValueError: The model is not there, not supported, or shorter than --max-model-len.
     """
     source = resolve_model(config.model.model, config.load.revision)
-    fields = _config_fields(source)
-    model = llama_config_from_hf(fields, select_architecture(fields.get("architectures") or ()))
+    model = read_shape(_config_fields(source), config.model.model_impl)
     digest = hashlib.sha256(f"{SAMPLER_VERSION}\0{model!r}".encode()).hexdigest()
     return ModelInfo(
         architecture=model.architecture,
@@ -40,6 +38,7 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
         head_dim=model.head_dim,
         hidden_size=model.hidden_size,
         dtype="float32" if config.model.dtype == "float32" else "bfloat16",
+        attention_backend="sim",
         eos_token_ids=model.eos_token_ids,
         bos_token_id=model.bos_token_id,
         weights_digest=digest,

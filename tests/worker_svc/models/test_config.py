@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker_svc.models.config import LlamaConfig, UnsupportedModelError, llama_config_from_hf
-from worker_svc.models.registry import model_class, select_architecture
+from worker_svc.models.config import LlamaConfig, llama_config_from_hf
 
 BASE: dict[str, Any] = {
     "model_type": "llama",
@@ -97,13 +96,3 @@ def test_eos_may_be_one_id_or_several() -> None:
 )
 def test_scaling_extends_the_longest_sequence(scaling: dict[str, Any], length: int) -> None:
     assert read(rope_parameters=scaling).rope.max_model_len(512) == length
-
-
-def test_the_first_implemented_architecture_is_taken() -> None:
-    assert select_architecture(["Other", "Qwen3ForCausalLM"]) == "Qwen3ForCausalLM"
-    assert model_class("Qwen3ForCausalLM").__name__ == "LlamaForCausalLM"
-
-
-def test_an_unknown_architecture_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"GPT2LMHeadModel.*LlamaForCausalLM"):
-        select_architecture(["GPT2LMHeadModel"])

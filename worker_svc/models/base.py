@@ -1,0 +1,35 @@
+"""What the model runner sees of a model, whoever implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from worker_svc.attention.base import AttentionSpec, StepAttention
+
+
+class CausalModel(Protocol):
+    """A decoder with its weights, over a flat batch of tokens."""
+
+    @property
+    def attention_spec(self) -> AttentionSpec:
+        """What its layers ask of an attention backend."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
+    ) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size], which only `compute_logits` understands.
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64, each below max_model_len.
+            attention: Attention of this step; called once a layer.
+        """
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [num_rows, vocab_size] float32 of rows of hidden states."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Weights; those that layers share come once."""

@@ -1,0 +1,71 @@
+"""From a checkpoint to a model with its weights: our own module or the Transformers backend.
+
+Owns the choice and the order of the steps; the model runner calls it once a load. The backend and
+transformers itself are imported only where they are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagewire.engine_config import ModelConfig
+from pagewire.kit.logs import get_logger
+from worker_svc.models.base import CausalModel
+from worker_svc.models.config import LlamaConfig
+from worker_svc.models.registry import Implementation, model_class
+from worker_svc.models.shape import ModelShape, read_implementation, read_shape
+from worker_svc.step import ProgressCallback
+from worker_svc.weights.load import load_weights
+from worker_svc.weights.source import WeightSource
+
+log = get_logger("worker_svc.models.build")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel:
+    """A model that is ready for steps."""
+
+    model: CausalModel
+    shape: ModelShape
+    max_model_len: int
+    form: str
+    """What decides its numbers beside the weights' bytes; part of the weights' digest."""
+
+
+def build_model(
+    source: WeightSource, config: ModelConfig, dtype: torch.dtype, progress: ProgressCallback
+) -> BuiltModel:
+    """Builds the model of `source` and loads its weights.
+
+    Raises:
+        ValueError: The model or its config is not supported, or the checkpoint does not fit it.
+    """
+    implementation = read_implementation(source.config, config.model_impl)
+    shape = read_shape(source.config, config.model_impl)
+    max_model_len = shape.select_max_model_len(config.max_model_len)
+    form = f"{str(dtype).removeprefix('torch.')}\0{shape!r}"
+    if isinstance(shape, LlamaConfig):
+        model = model_class(implementation.architecture)(shape, max_model_len, dtype)
+        load_weights(model.weight_slots(), source, progress)
+        return BuiltModel(model, shape, max_model_len, form)
+    return _build_with_transformers(source, implementation, shape, max_model_len, dtype, progress)
+
+
+def _build_with_transformers(
+    source: WeightSource,
+    implementation: Implementation,
+    shape: ModelShape,
+    max_model_len: int,
+    dtype: torch.dtype,
+    progress: ProgressCallback,
+) -> BuiltModel:
+    from worker_svc.models.transformers_backend import TransformersModel, config_form
+
+    architecture = implementation.architecture
+    if not implementation.is_tested:
+        log.warning("architecture_untested", architecture=architecture)
+    model = TransformersModel.load(source, architecture, max_model_len, dtype, progress)
+    form = f"{str(dtype).removeprefix('torch.')}\0{config_form(source.config)}"
+    return BuiltModel(model, shape, max_model_len, form)
