@@ -75,7 +75,7 @@ class Scheduler:
         self._preempted_req_ids: list[str] = []
         self._newly_scheduled: list[Request] = []
         self._suspects = Suspects()
-        self._speculation = Speculation(drafter, self.kv_cache)
+        self._speculation = Speculation(drafter, self.kv_cache, limits.vocab_size)
         self._num_grammars = 0
         self._step = 0
         self._num_preemptions = 0

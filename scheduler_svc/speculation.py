@@ -22,6 +22,10 @@ from scheduler_svc.request_drafts import RequestDrafts
 from scheduler_svc.step_plan import StepPlan
 
 
+MAX_DRAFT_MASK_BYTES = 16 * 1024 * 1024
+"""Bound of the masks that drafts add to a step: its frame must stay far below a message's limit."""
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """Grow forever."""
@@ -44,10 +48,11 @@ def can_verify(params: SamplingParams) -> bool:
 class Speculation:
     """The drafts of one engine."""
 
-    def __init__(self, drafter: Drafter | None, kv_cache: KVCacheManager) -> None:
+    def __init__(self, drafter: Drafter | None, kv_cache: KVCacheManager, vocab_size: int) -> None:
         self.stats = SpeculationStats()
         self._drafter = drafter
         self._kv_cache = kv_cache
+        self._max_masked_drafts = MAX_DRAFT_MASK_BYTES // (vocab_size // 8 + 1)
 
     def begin(self, params: SamplingParams, grammar: Grammar | None) -> RequestDrafts | None:
         """Return the drafts of a request; None if there will never be any."""
@@ -71,6 +76,8 @@ class Speculation:
             return False  # a chunk of a prefill that happens to be one token
         num_left = request.stop_rules.max_total_tokens - request.num_tokens - 1
         max_tokens = min(plan.token_budget - 1, num_left)
+        if request.grammar is not None:
+            max_tokens = min(max_tokens, self._max_masked_drafts - plan.num_masked_drafts)
         if drafts is None or max_tokens < 1:
             return False
         token_ids = drafts.propose(request.all_token_ids, request.num_output_tokens, max_tokens)
@@ -82,6 +89,8 @@ class Speculation:
         if block_ids is None:
             return False
         plan.add_cached(request, 1 + len(token_ids), block_ids, token_ids)
+        if request.grammar is not None:
+            plan.num_masked_drafts += len(token_ids)
         return True
 
     def settle_row(self, request: Request, token_ids: Sequence[int], num_sampled: int) -> None:

@@ -26,6 +26,8 @@ class StepPlan:
     preempted_req_ids: list[str] = field(default_factory=list)
     drafts: dict[str, Sequence[int]] = field(default_factory=dict)
     """By request id: the last tokens of those that are in the row."""
+    num_masked_drafts: int = 0
+    """Of requests with a grammar: each is one mask more in the step's frame."""
 
     def add_cached(
         self,

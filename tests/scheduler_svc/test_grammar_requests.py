@@ -7,6 +7,7 @@ from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.drafter import NgramDrafter
 from scheduler_svc.output import FinishedRequest
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.speculation import MAX_DRAFT_MASK_BYTES
 from scheduler_svc.stop import FinishReason, Stop
 from tests.scheduler_svc.factories import (
     EOS,
@@ -176,6 +177,21 @@ def test_forced_tokens_are_drafts_without_a_drafter():
     output = scheduler.schedule(0.0)
     assert output.drafts == {request.request_id: [6, 7, 8]}
     assert scheduler.rows_to_mask(output) == {0: (request.grammar, [6, 7, 8])}
+
+
+def test_drafts_add_a_bounded_number_of_masks_to_a_step():
+    vocab_size = 1_000_000
+    most = MAX_DRAFT_MASK_BYTES // (vocab_size // 8)
+    scheduler = make_scheduler(
+        vocab_size=vocab_size, max_num_seqs=64, max_num_batched_tokens=4096, num_blocks=2000
+    )
+    for _ in range(64):
+        add_formed(scheduler, TextGrammar(range(50)), max_tokens=60)
+    step(scheduler, says(*range(50)))
+    output = scheduler.schedule(0.0)
+    num_drafts = sum(map(len, output.drafts.values()))
+    assert most - 1 <= num_drafts <= most
+    assert len(output.requests) == 64
 
 
 def test_guesses_of_the_drafter_stop_where_the_grammar_does():
