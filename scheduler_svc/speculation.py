@@ -21,7 +21,6 @@ from scheduler_svc.request import Request, RequestStatus
 from scheduler_svc.request_drafts import RequestDrafts
 from scheduler_svc.step_plan import StepPlan
 
-
 MAX_DRAFT_MASK_BYTES = 16 * 1024 * 1024
 """Bound of the masks that drafts add to a step: its frame must stay far below a message's limit."""
 
