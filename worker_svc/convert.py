@@ -268,7 +268,7 @@ def _initialize_result(result: InitializeResult) -> worker_pb2.InitializeResult:
         worker_epoch=result.worker_epoch,
         reused_weights=result.reused_weights,
         dtype=result.model.info.dtype,
-        attention_backend=result.description.attention_backend,
+        attention_backend=result.model.info.attention_backend,
         device=result.description.device,
         sampler_version=result.description.sampler_version,
         kv_cache_groups=[

@@ -27,7 +27,6 @@ class RunnerDescription:
     """What the scheduler is told of a runner beside its model."""
 
     device: str
-    attention_backend: str
     sampler_version: str
     """Part of engine_fingerprint: equal versions draw equal tokens."""
     needs_memory: bool
@@ -46,6 +45,11 @@ def make_runner(config: EngineConfig) -> Runner:
             "--gpu-memory-utilization out and set --kv-cache-memory-bytes"
         )
     if config.device.device == "sim":
+        if config.attention.attention_backend != "auto":
+            raise ValueError(
+                "attention_backend has no effect on the simulated device: leave "
+                "--attention-backend out"
+            )
         from worker_svc.sim.runner import SimRunner
 
         return SimRunner(config)
@@ -62,8 +66,8 @@ def make_runner(config: EngineConfig) -> Runner:
 def describe_runner(config: EngineConfig) -> RunnerDescription:
     """What `make_runner` gives for `config`."""
     if config.device.device == "sim":
-        return RunnerDescription("sim", "sim", SIM_SAMPLER_VERSION, needs_memory=False)
-    return RunnerDescription("cpu", "torch", SAMPLER_VERSION, needs_memory=True)
+        return RunnerDescription("sim", SIM_SAMPLER_VERSION, needs_memory=False)
+    return RunnerDescription("cpu", SAMPLER_VERSION, needs_memory=True)
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:

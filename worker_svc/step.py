@@ -176,6 +176,8 @@ class ModelInfo:
     hidden_size: int
     dtype: str
     """`float32` or `bfloat16`: what `auto` became."""
+    attention_backend: str
+    """What computes attention: what `auto` became."""
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     weights_digest: str

@@ -206,6 +206,7 @@ MODEL_INFO = ModelInfo(
     head_dim=8,
     hidden_size=32,
     dtype="float32",
+    attention_backend="torch",
     eos_token_ids=(EOS_TOKEN_ID,),
     bos_token_id=1,
     weights_digest="w",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.engine_config import CacheConfig, Device, DeviceConfig, EngineConfig
+from pagewire.engine_config import AttentionConfig, CacheConfig, Device, DeviceConfig, EngineConfig
 from worker_svc.runners import describe_runner, make_runner, usable_cores
 from worker_svc.sim.runner import SimRunner
 
@@ -21,6 +21,14 @@ def test_the_simulated_device_has_the_simulated_runner() -> None:
 def test_cuda_is_refused_with_what_to_use() -> None:
     with pytest.raises(ValueError, match="--device cpu"):
         make_runner(EngineConfig(device=DeviceConfig(device="cuda")))
+
+
+def test_the_simulated_device_has_no_attention_backend() -> None:
+    config = EngineConfig(
+        attention=AttentionConfig(attention_backend="xformers"), device=DeviceConfig(device="sim")
+    )
+    with pytest.raises(ValueError, match="--attention-backend"):
+        make_runner(config)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim", "auto"])
