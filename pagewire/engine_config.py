@@ -16,6 +16,7 @@ from typing import Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "sim"]
 ModelImpl = Literal["auto", "pagewire", "transformers"]
+Quantization = Literal["none", "int8", "int4"]
 
 
 def check(name: str, value: object, ok: bool, rule: str) -> None:
@@ -50,6 +51,10 @@ class ModelConfig:
     model_impl: ModelImpl = "auto"
     """Whose model code runs. `auto`: this project's own where there is one for the architecture, else
     the one of Hugging Face transformers; `pagewire` and `transformers` force one of the two."""
+    quantization: Quantization = "none"
+    """Form of the linear layers' weights in memory, made while they are loaded; embeddings and LM
+    head stay in --dtype. `int8`: 8 bits with a scale a row; `int4`: 4 bits in groups of 32. What a
+    GGUF file has in that form (Q8_0; Q4_0 and Q4_1) is kept as it is."""
 
     def __post_init__(self) -> None:
         check("model", self.model, bool(self.model), "must not be empty")

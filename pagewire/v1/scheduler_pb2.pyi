@@ -891,16 +891,20 @@ class SleepRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEVEL_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     level: _builtins.int
-    """1: weights go to host memory, KV is dropped. 2: both are dropped."""
+    """0: only a pause. 1: weights go to host memory, KV and cached prefixes are dropped. 2: all are dropped."""
+    mode: Global___PauseMode.ValueType
+    """What happens to requests that are there; unspecified: they end."""
     def __init__(
         self,
         *,
         level: _builtins.int = ...,
+        mode: Global___PauseMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "mode", b"mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -947,12 +951,17 @@ Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
 class WakeUpResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    IS_SLEEPING_FIELD_NUMBER: _builtins.int
+    is_sleeping: _builtins.bool
+    """Something still sleeps: the other tag."""
     def __init__(
         self,
+        *,
+        is_sleeping: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_sleeping", b"is_sleeping"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -356,14 +356,14 @@ class EngineAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Frees the workers' memory. Not served yet: UNIMPLEMENTED.
+        """Pauses the engine and frees its worker's memory. Requests that come meanwhile wait in the queue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Ends a sleep. Not served yet: UNIMPLEMENTED.
+        """Ends a sleep, and the pause with it once both tags are awake.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -142,9 +142,9 @@ class EngineAdminServiceStub:
     Resume: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ResumeRequest, _scheduler_pb2.ResumeResponse]
     """Ends a pause."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.SleepRequest, _scheduler_pb2.SleepResponse]
-    """Frees the workers' memory. Not served yet: UNIMPLEMENTED."""
+    """Pauses the engine and frees its worker's memory. Requests that come meanwhile wait in the queue."""
     WakeUp: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.WakeUpRequest, _scheduler_pb2.WakeUpResponse]
-    """Ends a sleep. Not served yet: UNIMPLEMENTED."""
+    """Ends a sleep, and the pause with it once both tags are awake."""
     LoadLora: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.LoadLoraRequest, _scheduler_pb2.LoadLoraResponse]
     """Adds an adapter. Not served yet: UNIMPLEMENTED."""
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.UnloadLoraRequest, _scheduler_pb2.UnloadLoraResponse]
@@ -164,9 +164,9 @@ class EngineAdminServiceAsyncStub(EngineAdminServiceStub):
     Resume: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ResumeRequest, _scheduler_pb2.ResumeResponse]  # type: ignore[assignment]
     """Ends a pause."""
     Sleep: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.SleepRequest, _scheduler_pb2.SleepResponse]  # type: ignore[assignment]
-    """Frees the workers' memory. Not served yet: UNIMPLEMENTED."""
+    """Pauses the engine and frees its worker's memory. Requests that come meanwhile wait in the queue."""
     WakeUp: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.WakeUpRequest, _scheduler_pb2.WakeUpResponse]  # type: ignore[assignment]
-    """Ends a sleep. Not served yet: UNIMPLEMENTED."""
+    """Ends a sleep, and the pause with it once both tags are awake."""
     LoadLora: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.LoadLoraRequest, _scheduler_pb2.LoadLoraResponse]  # type: ignore[assignment]
     """Adds an adapter. Not served yet: UNIMPLEMENTED."""
     UnloadLora: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.UnloadLoraRequest, _scheduler_pb2.UnloadLoraResponse]  # type: ignore[assignment]
@@ -207,7 +207,7 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.SleepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.SleepResponse, _abc.Awaitable[_scheduler_pb2.SleepResponse]]:
-        """Frees the workers' memory. Not served yet: UNIMPLEMENTED."""
+        """Pauses the engine and frees its worker's memory. Requests that come meanwhile wait in the queue."""
 
     @_abc_1.abstractmethod
     def WakeUp(
@@ -215,7 +215,7 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.WakeUpRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.WakeUpResponse, _abc.Awaitable[_scheduler_pb2.WakeUpResponse]]:
-        """Ends a sleep. Not served yet: UNIMPLEMENTED."""
+        """Ends a sleep, and the pause with it once both tags are awake."""
 
     @_abc_1.abstractmethod
     def LoadLora(

@@ -908,11 +908,97 @@ class WorkerServiceUnloadLoraResponse(_message.Message):
 Global___WorkerServiceUnloadLoraResponse: _TypeAlias = WorkerServiceUnloadLoraResponse  # noqa: Y015
 
 @_typing.final
+class WorkerServiceSleepRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """1: weights go to host memory, KV is dropped. 2: both are dropped."""
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
+    def __init__(
+        self,
+        *,
+        lease: Global___Lease | None = ...,
+        level: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "level", b"level"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerServiceSleepRequest: _TypeAlias = WorkerServiceSleepRequest  # noqa: Y015
+
+@_typing.final
+class WorkerServiceSleepResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerServiceSleepResponse: _TypeAlias = WorkerServiceSleepResponse  # noqa: Y015
+
+@_typing.final
+class WorkerServiceWakeUpRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___Lease: ...
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """weights, kv_cache; empty: both."""
+
+    def __init__(
+        self,
+        *,
+        lease: Global___Lease | None = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerServiceWakeUpRequest: _TypeAlias = WorkerServiceWakeUpRequest  # noqa: Y015
+
+@_typing.final
+class WorkerServiceWakeUpResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_SLEEPING_FIELD_NUMBER: _builtins.int
+    is_sleeping: _builtins.bool
+    """Something still sleeps: the other tag."""
+    def __init__(
+        self,
+        *,
+        is_sleeping: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_sleeping", b"is_sleeping"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerServiceWakeUpResponse: _TypeAlias = WorkerServiceWakeUpResponse  # noqa: Y015
+
+@_typing.final
 class WorkerAdminServiceSleepRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LEVEL_FIELD_NUMBER: _builtins.int
     level: _builtins.int
+    """1: weights go to host memory. 2: they are dropped."""
     def __init__(
         self,
         *,
@@ -948,7 +1034,7 @@ class WorkerAdminServiceWakeUpRequest(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """weights, kv_cache; empty: both."""
+        """weights; empty: the same. Without a scheduler there is no KV cache."""
 
     def __init__(
         self,

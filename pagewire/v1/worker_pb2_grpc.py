@@ -60,6 +60,16 @@ class WorkerServiceStub:
                 request_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceUnloadLoraRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceUnloadLoraResponse.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/pagewire.v1.WorkerService/Sleep',
+                request_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceSleepRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceSleepResponse.FromString,
+                _registered_method=True)
+        self.WakeUp = channel.unary_unary(
+                '/pagewire.v1.WorkerService/WakeUp',
+                request_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceWakeUpRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceWakeUpResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/pagewire.v1.WorkerService/GetStatus',
                 request_serializer=pagewire_dot_v1_dot_worker__pb2.GetStatusRequest.SerializeToString,
@@ -109,6 +119,21 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Frees memory for the scheduler that holds the lease; no step may be under way, and none comes until WakeUp. The
+        Execute stream stays open, and the lease with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WakeUp(self, request, context):
+        """Ends a sleep, or a part of it: the KV cache is as large as it was, and empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Who holds the lease and what is loaded.
         """
@@ -143,6 +168,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.UnloadLora,
                     request_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceUnloadLoraRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceUnloadLoraResponse.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceSleepRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceSleepResponse.SerializeToString,
+            ),
+            'WakeUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.WakeUp,
+                    request_deserializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceWakeUpRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_worker__pb2.WorkerServiceWakeUpResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -297,6 +332,60 @@ class WorkerService:
             _registered_method=True)
 
     @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.WorkerService/Sleep',
+            pagewire_dot_v1_dot_worker__pb2.WorkerServiceSleepRequest.SerializeToString,
+            pagewire_dot_v1_dot_worker__pb2.WorkerServiceSleepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WakeUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pagewire.v1.WorkerService/WakeUp',
+            pagewire_dot_v1_dot_worker__pb2.WorkerServiceWakeUpRequest.SerializeToString,
+            pagewire_dot_v1_dot_worker__pb2.WorkerServiceWakeUpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetStatus(request,
             target,
             options=(),
@@ -361,14 +450,15 @@ class WorkerAdminServiceServicer:
     """
 
     def Sleep(self, request, context):
-        """Frees memory. Not served yet: UNIMPLEMENTED.
+        """Frees the memory of a worker that no scheduler holds. A held one is asked through its scheduler's
+        EngineAdminService: FAILED_PRECONDITION with the holder's id. Initialize ends such a sleep, as WakeUp does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Ends a sleep. Not served yet: UNIMPLEMENTED.
+        """Ends a sleep of a worker that no scheduler holds: loads its weights.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -48,6 +48,12 @@ class WorkerServiceStub:
     """Adds an adapter. Not served yet: UNIMPLEMENTED."""
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerServiceUnloadLoraRequest, _worker_pb2.WorkerServiceUnloadLoraResponse]
     """Removes an adapter. Not served yet: UNIMPLEMENTED."""
+    Sleep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerServiceSleepRequest, _worker_pb2.WorkerServiceSleepResponse]
+    """Frees memory for the scheduler that holds the lease; no step may be under way, and none comes until WakeUp. The
+    Execute stream stays open, and the lease with it.
+    """
+    WakeUp: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerServiceWakeUpRequest, _worker_pb2.WorkerServiceWakeUpResponse]
+    """Ends a sleep, or a part of it: the KV cache is as large as it was, and empty."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetStatusRequest, _worker_pb2.GetStatusResponse]
     """Who holds the lease and what is loaded."""
 
@@ -71,6 +77,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Adds an adapter. Not served yet: UNIMPLEMENTED."""
     UnloadLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerServiceUnloadLoraRequest, _worker_pb2.WorkerServiceUnloadLoraResponse]  # type: ignore[assignment]
     """Removes an adapter. Not served yet: UNIMPLEMENTED."""
+    Sleep: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerServiceSleepRequest, _worker_pb2.WorkerServiceSleepResponse]  # type: ignore[assignment]
+    """Frees memory for the scheduler that holds the lease; no step may be under way, and none comes until WakeUp. The
+    Execute stream stays open, and the lease with it.
+    """
+    WakeUp: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerServiceWakeUpRequest, _worker_pb2.WorkerServiceWakeUpResponse]  # type: ignore[assignment]
+    """Ends a sleep, or a part of it: the KV cache is as large as it was, and empty."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetStatusRequest, _worker_pb2.GetStatusResponse]  # type: ignore[assignment]
     """Who holds the lease and what is loaded."""
 
@@ -123,6 +135,24 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Removes an adapter. Not served yet: UNIMPLEMENTED."""
 
     @_abc_1.abstractmethod
+    def Sleep(
+        self,
+        request: _worker_pb2.WorkerServiceSleepRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.WorkerServiceSleepResponse, _abc.Awaitable[_worker_pb2.WorkerServiceSleepResponse]]:
+        """Frees memory for the scheduler that holds the lease; no step may be under way, and none comes until WakeUp. The
+        Execute stream stays open, and the lease with it.
+        """
+
+    @_abc_1.abstractmethod
+    def WakeUp(
+        self,
+        request: _worker_pb2.WorkerServiceWakeUpRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.WorkerServiceWakeUpResponse, _abc.Awaitable[_worker_pb2.WorkerServiceWakeUpResponse]]:
+        """Ends a sleep, or a part of it: the KV cache is as large as it was, and empty."""
+
+    @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _worker_pb2.GetStatusRequest,
@@ -140,9 +170,11 @@ class WorkerAdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAdminServiceAsyncStub: ...
     Sleep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerAdminServiceSleepRequest, _worker_pb2.WorkerAdminServiceSleepResponse]
-    """Frees memory. Not served yet: UNIMPLEMENTED."""
+    """Frees the memory of a worker that no scheduler holds. A held one is asked through its scheduler's
+    EngineAdminService: FAILED_PRECONDITION with the holder's id. Initialize ends such a sleep, as WakeUp does.
+    """
     WakeUp: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerAdminServiceWakeUpRequest, _worker_pb2.WorkerAdminServiceWakeUpResponse]
-    """Ends a sleep. Not served yet: UNIMPLEMENTED."""
+    """Ends a sleep of a worker that no scheduler holds: loads its weights."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
     """Starts a profile. Not served yet: UNIMPLEMENTED."""
     StopProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]
@@ -154,9 +186,11 @@ class WorkerAdminServiceAsyncStub(WorkerAdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Sleep: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerAdminServiceSleepRequest, _worker_pb2.WorkerAdminServiceSleepResponse]  # type: ignore[assignment]
-    """Frees memory. Not served yet: UNIMPLEMENTED."""
+    """Frees the memory of a worker that no scheduler holds. A held one is asked through its scheduler's
+    EngineAdminService: FAILED_PRECONDITION with the holder's id. Initialize ends such a sleep, as WakeUp does.
+    """
     WakeUp: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerAdminServiceWakeUpRequest, _worker_pb2.WorkerAdminServiceWakeUpResponse]  # type: ignore[assignment]
-    """Ends a sleep. Not served yet: UNIMPLEMENTED."""
+    """Ends a sleep of a worker that no scheduler holds: loads its weights."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Starts a profile. Not served yet: UNIMPLEMENTED."""
     StopProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]  # type: ignore[assignment]
@@ -171,7 +205,9 @@ class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WorkerAdminServiceSleepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.WorkerAdminServiceSleepResponse, _abc.Awaitable[_worker_pb2.WorkerAdminServiceSleepResponse]]:
-        """Frees memory. Not served yet: UNIMPLEMENTED."""
+        """Frees the memory of a worker that no scheduler holds. A held one is asked through its scheduler's
+        EngineAdminService: FAILED_PRECONDITION with the holder's id. Initialize ends such a sleep, as WakeUp does.
+        """
 
     @_abc_1.abstractmethod
     def WakeUp(
@@ -179,7 +215,7 @@ class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WorkerAdminServiceWakeUpRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.WorkerAdminServiceWakeUpResponse, _abc.Awaitable[_worker_pb2.WorkerAdminServiceWakeUpResponse]]:
-        """Ends a sleep. Not served yet: UNIMPLEMENTED."""
+        """Ends a sleep of a worker that no scheduler holds: loads its weights."""
 
     @_abc_1.abstractmethod
     def StartProfile(
