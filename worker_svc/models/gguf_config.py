@@ -1,11 +1,14 @@
 """GGUF metadata to the fields of a Hugging Face config.json, so that one parser reads both.
 
-Knows GGUF's key names for Llama-like architectures; knows nothing of tensors' contents.
+Knows GGUF's key names for Llama-like architectures. Of tensors' contents it knows the one that is
+configuration: the rotation's factors.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from pagewire.gguf import GgufFile
 from worker_svc.models.config import UnsupportedModelError
@@ -24,6 +27,8 @@ _REQUIRED = {
     "context_length": "max_position_embeddings",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
+ROPE_FACTORS = "rope_freqs.weight"
+"""By what each frequency of the rotation is divided: conversion's form of Llama 3's scaling."""
 _REFUSED = ("expert_count", "attention.sliding_window", "rope.scaling.finetuned_only")
 
 
@@ -60,7 +65,7 @@ def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "num_key_value_heads": fields.get("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rope_parameters": _rope_parameters(fields),
+        "rope_parameters": _rope_parameters(fields) | _rope_factors(file, config, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
@@ -101,3 +106,25 @@ def _rope_parameters(fields: dict[str, Any]) -> dict[str, Any]:
         if fields.get(key):
             params[name] = fields[key]
     return params
+
+
+def _rope_factors(file: GgufFile, config: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """The same rotation in Hugging Face's terms: factors for all lengths, nothing sharpened."""
+    info = file.tensors.get(ROPE_FACTORS)
+    if info is None:
+        return {}
+    if info.ggml_type.name != "F32" or tuple(info.shape) != (head_dim // 2,):
+        raise UnsupportedModelError(
+            f"GGUF tensor {ROPE_FACTORS} is not {head_dim // 2} numbers of type F32"
+        )
+    values = np.frombuffer(file.tensor_bytes(info).tobytes(), dtype="<f4")
+    if not bool((np.isfinite(values) & (values > 0)).all()):
+        raise UnsupportedModelError(f"GGUF tensor {ROPE_FACTORS} holds no positive factors")
+    factors = [float(value) for value in values]
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": config["max_position_embeddings"],
+    }

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pagewire.gguf import GgufFile, TensorInfo, read_gguf
-from worker_svc.models.gguf_config import hf_config_from_gguf
+from worker_svc.models.gguf_config import ROPE_FACTORS, hf_config_from_gguf
 from worker_svc.weights.dequantize import dequantize
 from worker_svc.weights.source import WeightsError
 
@@ -47,7 +47,9 @@ class GgufSource:
         self._file: GgufFile = read_gguf(path)
         self._config = hf_config_from_gguf(self._file)
         self._tensors: dict[str, TensorInfo] = {
-            hf_name(info.name): info for info in self._file.tensors.values()
+            hf_name(info.name): info
+            for info in self._file.tensors.values()
+            if info.name != ROPE_FACTORS  # It is configuration.
         }
 
     @property

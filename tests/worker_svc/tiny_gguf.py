@@ -1,0 +1,93 @@
+"""Tiny random models as GGUF files, converted as llama.cpp's converter does it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from worker_svc.weights.gguf_source import _LAYER_NAMES, _TOP_NAMES
+
+_NAMES = {ours: theirs for theirs, ours in (_TOP_NAMES | _LAYER_NAMES).items()}
+
+
+Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+
+def write_gguf(
+    path: Path, model: Any, architecture: str, rope_factors: Floats | None = None
+) -> None:
+    """Writes transformers' `model` with float32 tensors.
+
+    Args:
+        path: The file.
+        model: A Llama, Qwen2 or Qwen3.
+        architecture: GGUF's name of it.
+        rope_factors: Stand where those of the model's rotation would.
+    """
+    config = model.config
+    head_dim = model.model.layers[0].self_attn.head_dim
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(config.eos_token_id)
+    for name, tensor in model.state_dict().items():
+        if architecture == "llama":
+            tensor = _permute(name, tensor, config)
+        writer.add_tensor(_gguf_name(name), tensor.numpy())
+    if config.rope_parameters["rope_type"] == "llama3":
+        rope_factors = _llama3_factors(config) if rope_factors is None else rope_factors
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, parameter = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{parameter}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest]}.{parameter}"
+
+
+def _permute(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
+    """Rows of Q and K from halves to pairs."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for projection, num_heads in heads.items():
+        if projection in name:
+            halves = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
+            return halves.transpose(1, 2).reshape(tensor.shape)
+    return tensor
+
+
+def _llama3_factors(config: Any) -> Floats:
+    """By what each frequency is divided."""
+    rope = config.rope_parameters
+    low, high, factor = (rope[k] for k in ("low_freq_factor", "high_freq_factor", "factor"))
+    length = rope["original_max_position_embeddings"]
+    head_dim = config.head_dim
+    factors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
+        if wavelength < length / high:
+            factors.append(1.0)
+        elif wavelength > length / low:
+            factors.append(factor)
+        else:
+            smooth = (length / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
