@@ -27,26 +27,32 @@ class RequestDrafts:
         self._last_used = self._guessed
 
     def propose(
-        self, token_ids: Sequence[int], num_output_tokens: int, max_tokens: int
+        self,
+        token_ids: Sequence[int],
+        num_output_tokens: int,
+        max_tokens: int,
+        num_under_way: int = 0,
     ) -> Sequence[int]:
         """Return guesses of what follows; empty: none is worth it now.
 
         Args:
             token_ids: Prompt and output that are known.
             num_output_tokens: How many of them are output.
-            max_tokens: Most guesses wanted.
+            max_tokens: Most guesses wanted behind the tokens under way.
+            num_under_way: Tokens that come anyhow; guesses of them are the first ones, and more
+                than are wanted.
         """
         drafts: Sequence[int] = ()
         if self._grammar is not None:
             self._last_used = self._forced
             limit = min(max_tokens, self._forced.limit(num_output_tokens))
             if limit > 0:
-                drafts = self._grammar.forced_tokens(limit)
+                drafts = self._grammar.forced_tokens(limit + num_under_way)
         if not drafts and self._source is not None:
             self._last_used = self._guessed
             limit = min(max_tokens, self._guessed.limit(num_output_tokens))
             if limit > 0:
-                drafts = self._source.propose(token_ids, limit)
+                drafts = self._source.propose(token_ids, limit + num_under_way)
             if drafts and self._grammar is not None:
                 drafts = drafts[: self._grammar.valid_prefix(drafts)]
         return drafts

@@ -79,9 +79,12 @@ class Speculation:
             max_tokens = min(max_tokens, self._max_masked_drafts - plan.num_masked_drafts)
         if drafts is None or max_tokens < 1:
             return False
-        token_ids = drafts.propose(request.all_token_ids, request.num_output_tokens, max_tokens)
-        if request.num_output_placeholders:
-            return len(token_ids) > request.num_output_placeholders
+        num_under_way = request.num_output_placeholders
+        token_ids = drafts.propose(
+            request.all_token_ids, request.num_output_tokens, max_tokens, num_under_way
+        )
+        if num_under_way:
+            return len(token_ids) > num_under_way
         if not token_ids:
             return False
         block_ids = self._kv_cache.allocate_slots(request, 1 + len(token_ids))

@@ -89,6 +89,22 @@ def test_a_request_whose_token_is_under_way_waits_if_guesses_reach_behind_it():
     assert third.drafts == {request.request_id: [4, 1, 2]}
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_drafts_that_have_become_few_go_on_under_overlap(max_in_flight):
+    # Half of the guesses are wrong, so that one at a time is worth it now and then.
+    scheduler = make(KnowingDrafter(4, 50), max_model_len=600, num_blocks=400)
+    model = SimModel(400, scheduler.limits.block_size)
+    request = add(scheduler, [3, 1, 4, 1, 5], max_tokens=400, ignore_eos=True)
+    in_flight = []
+    while scheduler.has_requests:
+        while len(in_flight) < max_in_flight and not (output := scheduler.schedule(0.0)).is_empty:
+            in_flight.append(output)
+        output = in_flight.pop(0)
+        scheduler.update_from_output(output, model.execute(output))
+    assert request.output_token_ids == expected_output([3, 1, 4, 1, 5], 400)
+    assert scheduler.make_stats().num_drafts > 50
+
+
 def test_a_request_without_guesses_overlaps():
     scheduler = make()
     request = add(scheduler, [5, 6, 7, 8])
