@@ -1,8 +1,8 @@
 """GGML's block formats to float32, vectorized.
 
 A block is 32 weights behind a 16-bit scale (and, for the `_1` forms, a 16-bit minimum); 4-bit forms
-hold weight i in the low half of byte i and weight i + 16 in its high half. Knows nothing of GGUF
-files: it takes bytes and gives numbers.
+hold weight i in the low half of byte i and weight i + 16 in its high half. The K formats are in
+`k_quants`. Knows nothing of GGUF files: it takes bytes and gives numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagewire.gguf import GgmlType
+from worker_svc.weights.k_quants import from_q4_k, from_q5_k, from_q6_k
 from worker_svc.weights.source import WeightsError
 
 Bytes = npt.NDArray[np.uint8]
@@ -105,4 +106,7 @@ _DECODERS: dict[str, Callable[[Bytes], Floats]] = {
     "Q4_1": _from_q4_1,
     "Q5_0": _from_q5_0,
     "Q5_1": _from_q5_1,
+    "Q4_K": from_q4_k,
+    "Q5_K": from_q5_k,
+    "Q6_K": from_q6_k,
 }

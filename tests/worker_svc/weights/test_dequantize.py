@@ -28,6 +28,23 @@ def test_weights_equal_those_of_the_gguf_package(name: str) -> None:
     assert np.array_equal(found, expected.ravel())
 
 
+@pytest.mark.parametrize(("name", "halves"), [("Q4_K", (0, 2)), ("Q5_K", (0, 2)), ("Q6_K", (208,))])
+def test_random_super_blocks_equal_those_of_the_gguf_package(
+    name: str, halves: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(0)
+    ggml_type = GgmlType[name]
+    blocks = random.integers(0, 256, (40, ggml_type.block_bytes), dtype=np.uint8)
+    for offset in halves:  # any other bits of a 16-bit float may be an infinity
+        scales = random.normal(0, 0.01, (len(blocks), 1)).astype("<f2")
+        blocks[:, offset : offset + 2] = scales.view(np.uint8)
+    expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    found = dequantize(blocks.ravel(), ggml_type, "tensor")
+    assert found.dtype == np.float32
+    assert len(np.unique(found)) > 1000
+    assert np.array_equal(found, expected.ravel())
+
+
 def test_another_type_is_refused_by_name() -> None:
-    with pytest.raises(WeightsError, match=r"blk\.0\.attn_q\.weight has type Q6_K"):
-        dequantize(np.zeros(210, dtype=np.uint8), GgmlType.Q6_K, "blk.0.attn_q.weight")
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_q\.weight has type Q3_K"):
+        dequantize(np.zeros(110, dtype=np.uint8), GgmlType.Q3_K, "blk.0.attn_q.weight")
