@@ -18,12 +18,15 @@ from tests.worker_svc.reference import greedy
 from tests.worker_svc.step_driver import StepDriver
 from tests.worker_svc.transformer_families import (
     FAMILIES,
+    UNLISTED,
     VOCAB_SIZE,
     phi3_longrope,
     write_family,
+    write_model,
 )
 from worker_svc.attention.base import AttentionMetadata
 from worker_svc.model_runner import ModelRunner
+from worker_svc.models.registry import MODELS
 
 MAX_TOKENS = 10
 LENGTHS = (1, 2, 5, 17, 30, 40)
@@ -129,6 +132,15 @@ def test_batch_mates_and_chunks_change_no_token(served: Served) -> None:
     alone = outputs([[prompt] for prompt in prompts], 10_000)
     assert outputs([prompts], 10_000) == alone
     assert outputs([prompts], 5) == alone
+
+
+@pytest.mark.parametrize("name", UNLISTED)
+def test_a_decoder_without_a_row_is_served_after_its_probe(name: str, tmp_path: Path) -> None:
+    architecture, config_class, fields = UNLISTED[name]
+    assert architecture not in MODELS
+    reference = write_model(tmp_path, architecture, config_class, **fields)
+    runner = make_runner(tmp_path, model_impl="auto")
+    assert_greedy_parity(Served(reference, runner), LENGTHS)
 
 
 @pytest.mark.parametrize(("original", "lengths"), [(256, (7, 40)), (32, (40, 70))])

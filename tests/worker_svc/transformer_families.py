@@ -124,6 +124,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _GROUPED | {"head_dim": 16}),
 }
 
+# Decoders without a row.
+UNLISTED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "cohere": ("CohereForCausalLM", "CohereConfig", _GROUPED),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        "OlmoeConfig",
+        _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2},
+    ),
+}
+
 
 def phi3_longrope(original: int) -> dict[str, Any]:
     """Fields that extend Phi-3 from `original` positions to all."""

@@ -45,7 +45,7 @@ def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"GGUF architecture {architecture!r} is not implemented; these are: {known}"
         )
-    fields = {
+    fields: dict[str, Any] = {
         name.removeprefix(f"{architecture}."): value
         for name, value in metadata.items()
         if name.startswith(f"{architecture}.")
@@ -54,7 +54,7 @@ def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
     config: dict[str, Any] = {name: fields[key] for key, name in _REQUIRED.items()}
     hf_architecture, model_type = _ARCHITECTURES[architecture]
     heads = config["num_attention_heads"]
-    head_dim = fields.get("attention.key_length") or config["hidden_size"] // heads
+    head_dim: int = fields.get("attention.key_length") or config["hidden_size"] // heads
     if fields.get("rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModelError(
             f"GGUF key {architecture}.rope.dimension_count differs from the head size {head_dim}"
@@ -81,9 +81,12 @@ def _check(fields: dict[str, Any], architecture: str) -> None:
     for key in _REFUSED:
         if fields.get(key):
             raise UnsupportedModelError(f"GGUF key {architecture}.{key} is not implemented")
-    for key in ("attention.head_count", "attention.head_count_kv"):
+    for key in ("attention.head_count", "attention.head_count_kv", "attention.key_length"):
         if not isinstance(fields.get(key, 1), int):
             raise UnsupportedModelError(f"GGUF key {architecture}.{key} differs between layers")
+    for key in _REQUIRED:
+        if not isinstance(fields[key], (int, float)) or fields[key] <= 0:
+            raise UnsupportedModelError(f"GGUF key {architecture}.{key} is no positive number")
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -1,7 +1,8 @@
 """A Hugging Face directory: config.json, and safetensors files found by name or by their index.
 
 Reads the format itself (a length, a JSON header, raw bytes), memory-mapped, with every offset
-checked against the file's length. Called through `open_weights`.
+checked against the file's length. Which files there are is `safetensors_index`'s. Called through
+`open_weights`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +19,54 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.models.hf_files import (
-    read_generation_config,
-    read_json_object,
-    read_model_config,
-)
+from worker_svc.models.hf_files import read_generation_config, read_model_config
+from worker_svc.weights.slots import TensorPart
+from worker_svc.weights.mapped_file import MappedFile
+from worker_svc.weights.safetensors_index import check_index, read_index, weight_files
 from worker_svc.weights.source import WeightsError
 
 MAX_HEADER_BYTES = 100 * 2**20
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    # No weights: old checkpoints store their causal masks.
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredTensor:
-    data: npt.NDArray[np.uint8]
+    file: MappedFile
+    start: int
+    """Offset in the file."""
+    n_bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        return self.file.data[self.start : self.start + self.n_bytes]
+
 
 class SafetensorsSource:
-    """The tensors of all shards; mapped copy-on-write, so nothing is read until it is copied."""
+    """The tensors of all shards; mapped, so nothing is read until it is copied."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._config = read_model_config(directory)
+        index = read_index(directory)
         self._tensors: dict[str, _StoredTensor] = {}
-        for file in _weight_files(directory):
-            self._tensors.update(_read_file(file))
+        for path in weight_files(directory, index):
+            for name, stored in _read_file(path).items():
+                if name in self._tensors:
+                    other = self._tensors[name].file.path.name
+                    raise WeightsError(f"tensor {name} is in {other} and in {path.name}")
+                self._tensors[name] = stored
+        check_index(index, {name: t.file.path.name for name, t in self._tensors.items()})
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -67,32 +87,31 @@ class SafetensorsSource:
         stored = self._tensors[name]
         return torch.from_numpy(stored.data).view(stored.dtype).view(stored.shape)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def part(self, name: str, part: TensorPart) -> torch.Tensor:
+        # A view of mapped memory: only pages that are copied from are read.
+        return self.tensor(name).narrow(part.dim, part.start, part.size)
+
     def stored_bytes(self, name: str) -> memoryview:
         return self._tensors[name].data.data
 
+    def location(self, name: str | None = None) -> str:
+        return self._directory.name if name is None else self._tensors[name].file.path.name
 
-def _weight_files(directory: Path) -> list[Path]:
-    if (directory / INDEX_FILE).is_file():
-        shards = set(read_json_object(directory / INDEX_FILE).get("weight_map", {}).values())
-        files = [directory / str(shard) for shard in sorted(shards)]
-    elif (directory / SINGLE_FILE).is_file():
-        files = [directory / SINGLE_FILE]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{directory} has no safetensors files")
-    for file in files:
-        # An index must not lead out of its directory.
-        if file.parent != directory or not file.is_file():
-            raise WeightsError(f"{INDEX_FILE} names {file.name}, which is not in {directory}")
-    return files
+    def release(self, name: str) -> None:
+        stored = self._tensors[name]
+        stored.file.release(stored.start, stored.n_bytes)
 
 
 def _read_file(path: Path) -> dict[str, _StoredTensor]:
     header, start = _read_header(path)
-    data = np.memmap(path, dtype=np.uint8, mode="c")[start:]
+    file = MappedFile.open(path)
     header.pop("__metadata__", None)
-    return {name: _stored_tensor(path, name, entry, data) for name, entry in header.items()}
+    tensors = {name: _stored_tensor(file, name, entry, start) for name, entry in header.items()}
+    _check_no_overlap(path, tensors)
+    return tensors
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -114,21 +133,32 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _stored_tensor(
-    path: Path, name: str, entry: Mapping[str, Any], data: npt.NDArray[np.uint8]
+    file: MappedFile, name: str, entry: Mapping[str, Any], data_start: int
 ) -> _StoredTensor:
+    file_name, data_bytes = file.path.name, len(file.data) - data_start
     try:
         dtype_name = str(entry["dtype"])
         shape = tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path.name} is damaged: the entry of tensor {name}") from error
+        raise WeightsError(f"{file_name} is damaged: the entry of tensor {name}") from error
     dtype = _DTYPES.get(dtype_name)
     if dtype is None:
-        raise WeightsError(f"{path.name}: tensor {name} has unsupported type {dtype_name}")
-    expected = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or not 0 <= begin <= end <= len(data) or end - begin != expected:
+        known = ", ".join(_DTYPES)
         raise WeightsError(
-            f"{path.name}: tensor {name} of shape {shape} needs {expected} bytes, "
-            f"has offsets {begin} to {end} in {len(data)} bytes"
+            f"{file_name}: tensor {name} has unsupported type {dtype_name}; supported are {known}"
         )
-    return _StoredTensor(data[begin:end], dtype, shape)
+    expected = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or not 0 <= begin <= end <= data_bytes or end - begin != expected:
+        raise WeightsError(
+            f"{file_name}: tensor {name} of shape {shape} needs {expected} bytes, "
+            f"has offsets {begin} to {end} in {data_bytes} bytes"
+        )
+    return _StoredTensor(file, data_start + begin, end - begin, dtype, shape)
+
+
+def _check_no_overlap(path: Path, tensors: Mapping[str, _StoredTensor]) -> None:
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].n_bytes))
+    for (name, tensor), (next_name, next_tensor) in pairwise(ordered):
+        if tensor.start + tensor.n_bytes > next_tensor.start:
+            raise WeightsError(f"{path.name} is damaged: tensors {name} and {next_name} overlap")

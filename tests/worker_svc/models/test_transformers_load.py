@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,66 @@ def test_a_missing_expert_is_refused(tmp_path: Path) -> None:
     change_tensors(tmp_path, drop_expert)
     with pytest.raises(WeightsError, match=r"layers\.0\.mlp\.experts"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("gpt2", "transformer.h.0.attn.bias"),
+        ("gpt_neox", "gpt_neox.layers.1.attention.bias"),
+        ("gptj", "transformer.h.0.attn.masked_bias"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32])
+def test_masks_that_old_checkpoints_store_are_no_weights(
+    family: str, name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    write_family(tmp_path, family)
+    change_tensors(
+        tmp_path, lambda tensors: tensors.update({name: torch.ones(1, 1, 4, 4, dtype=dtype)})
+    )
+    load(tmp_path)
+
+
+def test_names_without_the_trunks_prefix_are_known(tmp_path: Path) -> None:
+    write_family(tmp_path, "gpt2")
+
+    def drop_prefix(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+    before = load(tmp_path)
+    change_tensors(tmp_path, drop_prefix)
+    after = load(tmp_path)
+    assert torch.equal(before.trunk.wte.weight, after.trunk.wte.weight)
+
+
+def test_without_the_package_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path, "gpt2")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UnsupportedModelError, match=r"install pagewire\[worker-transformers\]"):
+        load(tmp_path)
+
+
+def test_only_the_backend_imports_transformers(tmp_path: Path) -> None:
+    write_family(tmp_path, "llama")
+    script = f"""
+import sys
+from pagewire.engine_config import EngineConfig, ModelConfig
+from worker_svc.sim.metadata import read_model_info
+config = EngineConfig(model=ModelConfig(model={str(tmp_path)!r}, model_impl="transformers"))
+read_model_info(config)
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+from worker_svc.model_runner import ModelRunner
+own = EngineConfig(model=ModelConfig(model={str(tmp_path)!r}))
+ModelRunner(own).load(lambda *at: None)
+assert "transformers" not in sys.modules
+ModelRunner(config).load(lambda *at: None)
+assert "transformers" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=110)
 
 
 def test_tied_weights_are_one_tensor_and_count_once(tmp_path: Path) -> None:
