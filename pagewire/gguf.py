@@ -9,6 +9,7 @@ service and the worker.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -164,10 +165,16 @@ class GgufFile:
     tensors: Mapping[str, TensorInfo]
     data: npt.NDArray[np.uint8]
     """The whole file, memory-mapped."""
+    _map: mmap.mmap
 
     def tensor_bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """The tensor's bytes as a read-only view into the map: [n_bytes] uint8, nothing is read."""
         return self.data[info.offset : info.offset + info.n_bytes]
+
+    def release(self, info: TensorInfo) -> None:
+        """Give the tensor's pages back to the kernel; reading it again reads the file again."""
+        first = info.offset - info.offset % mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, first, info.offset + info.n_bytes - first)
 
 
 def read_gguf(path: Path | str, *, keys: Collection[str] | None = None) -> GgufFile:
@@ -185,12 +192,14 @@ def read_gguf(path: Path | str, *, keys: Collection[str] | None = None) -> GgufF
     path = Path(path)
     if path.stat().st_size < 24:
         raise GgufError(f"{path}: too short for a GGUF file")
-    data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapped, dtype=np.uint8)
     reader = _Reader(path, data)
     num_tensors, num_keys = reader.preamble()
     metadata = _read_metadata(reader, num_keys, frozenset(keys or ()))
     tensors = _read_tensors(reader, num_tensors, _alignment(reader, metadata))
-    return GgufFile(path=path, metadata=metadata, tensors=tensors, data=data)
+    return GgufFile(path=path, metadata=metadata, tensors=tensors, data=data, _map=mapped)
 
 
 def _read_metadata(reader: _Reader, num_keys: int, wanted: frozenset[str]) -> dict[str, Value]:

@@ -17,6 +17,8 @@ import torch
 from pagewire.gguf import GgufFile, TensorInfo, read_gguf
 from worker_svc.models.gguf_config import ROPE_FACTORS, hf_config_from_gguf
 from worker_svc.weights.dequantize import dequantize
+from worker_svc.weights.gguf_parts import dequantize_part
+from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.source import WeightsError
 
 _TOP_NAMES = {
@@ -70,8 +72,26 @@ class GgufSource:
         heads = self._permuted_heads(name)
         return tensor if heads is None else unpermute_rows(tensor, heads)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def part(self, name: str, part: TensorPart) -> torch.Tensor:
+        info, shape = self._tensors[name], self.shape(name)
+        data = self._file.tensor_bytes(info)
+        weights = dequantize_part(data, shape, info.ggml_type, info.name, part)
+        tensor = torch.from_numpy(np.require(weights, requirements="CW"))
+        heads = self._permuted_heads(name)
+        # A part has whole heads, each of which is permuted for itself.
+        return tensor if heads is None else unpermute_rows(tensor, heads * part.size // shape[0])
+
     def stored_bytes(self, name: str) -> memoryview:
         return self._file.tensor_bytes(self._tensors[name]).data
+
+    def location(self, name: str | None = None) -> str:
+        return self._file.path.name
+
+    def release(self, name: str) -> None:
+        self._file.release(self._tensors[name])
 
     def _permuted_heads(self, name: str) -> int | None:
         """Number of heads whose rows the conversion interleaved; None: rows are as they were."""

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 
 from worker_svc.models.hf_files import read_generation_config, read_model_config
-from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.mapped_file import MappedFile
 from worker_svc.weights.safetensors_index import check_index, read_index, weight_files
+from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.source import WeightsError
 
 MAX_HEADER_BYTES = 100 * 2**20

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.model_source import ModelFormat, ModelSource
+from worker_svc.weights.slots import TensorPart
 
 
 class WeightsError(ValueError):
-    """A checkpoint does not fit its model, or is damaged; the message names the tensor."""
+    """A checkpoint does not fit its model, or is damaged; names the tensor and the file."""
 
 
 class WeightSource(Protocol):
@@ -34,8 +35,20 @@ class WeightSource(Protocol):
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, in the file's own floating type, or float32 where it is quantized."""
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, which is not read for it."""
+
+    def part(self, name: str, part: TensorPart) -> torch.Tensor:
+        """A part of a tensor, as `tensor` gives it; no more of the file is read than it needs."""
+
     def stored_bytes(self, name: str) -> memoryview:
         """The tensor's bytes as they lie in the file, memory-mapped; for the digest."""
+
+    def location(self, name: str | None = None) -> str:
+        """Name of the file that a tensor is in, or of the checkpoint; for messages."""
+
+    def release(self, name: str) -> None:
+        """The tensor has been copied: its pages of the file need not stay in this process."""
 
 
 def open_weights(source: ModelSource) -> WeightSource:

@@ -46,13 +46,50 @@ def test_stored_rotary_frequencies_are_no_weights(tmp_path: Path) -> None:
     assert SafetensorsSource(tmp_path).names() == {"a"}
 
 
+@pytest.mark.parametrize(
+    ("weight_map", "problem"),
+    [
+        ([], "has no weight_map"),
+        ({}, "has no weight_map"),
+        ({"a": 3}, "tensor a is in 3"),
+        ({"a": "x.safetensors", "b": "x.safetensors"}, "tensor b is in x.safetensors, which has"),
+        ({"a": "y.safetensors", "c": "x.safetensors"}, "tensor a is in y.safetensors, which has"),
+    ],
+)
+def test_an_index_that_is_not_true_is_refused(
+    tmp_path: Path, weight_map: object, problem: str
+) -> None:
+    write(tmp_path, **{"model.safetensors.index": {"weight_map": weight_map}})
+    save_file({"a": torch.ones(2), "c": torch.ones(2)}, tmp_path / "x.safetensors")
+    save_file({"d": torch.ones(2)}, tmp_path / "y.safetensors")
+    with pytest.raises(WeightsError, match=problem):
+        SafetensorsSource(tmp_path)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    for name in ("x", "y"):
+        save_file({"a": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(WeightsError, match=r"tensor a is in x\.safetensors and in y\.safetensors"):
+        SafetensorsSource(tmp_path)
+
+
+def test_a_released_tensor_can_be_read_again(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(5000), "b": torch.randn(5000)}
+    save_file(tensors, write(tmp_path) / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    for name in ("a", "b", "a"):
+        assert torch.equal(source.tensor(name), tensors[name])
+        source.release(name)
+
+
 @pytest.mark.parametrize("shard", ["missing.safetensors", "../model.safetensors"])
 def test_an_index_that_names_no_file_here_is_refused(tmp_path: Path, shard: str) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     write(directory, **{"model.safetensors.index": {"weight_map": {"a": shard}}})
-    with pytest.raises(WeightsError, match=r"safetensors, which is not in"):
+    with pytest.raises(WeightsError, match=r"safetensors'?, which is not in"):
         SafetensorsSource(directory)
 
 
@@ -83,6 +120,15 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> bytes:
         (raw_file(entry("F32", [1], -4, 0), b"12345678"), "tensor bad of shape"),
         (raw_file(entry("F32", [-1], 4, 0), b"12345678"), "tensor bad of shape"),
         (raw_file(entry("I64", [1], 0, 8), b"12345678"), "bad has unsupported type I64"),
+        (
+            raw_file(
+                entry("F32", [2], 0, 8)[:-1]
+                + b", "
+                + entry("F32", [1], 4, 8)[1:].replace(b"bad", b"worse"),
+                b"12345678",
+            ),
+            "tensors bad and worse overlap",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
