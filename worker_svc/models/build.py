@@ -13,9 +13,10 @@ import torch
 from pagewire.engine_config import ModelConfig
 from pagewire.kit.logs import get_logger
 from worker_svc.models.base import CausalModel
-from worker_svc.models.config import LlamaConfig
+from worker_svc.models.config import LlamaConfig, UnsupportedModelError
 from worker_svc.models.registry import Implementation, model_class
 from worker_svc.models.shape import ModelShape, read_implementation, read_shape
+from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.step import ProgressCallback
 from worker_svc.weights.load import load_weights
 from worker_svc.weights.source import WeightSource
@@ -35,9 +36,13 @@ class BuiltModel:
 
 
 def build_model(
-    source: WeightSource, config: ModelConfig, dtype: torch.dtype, progress: ProgressCallback
+    source: WeightSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    progress: ProgressCallback,
+    groups: ParallelGroups = ALONE,
 ) -> BuiltModel:
-    """Builds the model of `source` and loads its weights.
+    """Builds the model of `source`, or this rank's part of it, and loads its weights.
 
     Raises:
         ValueError: The model or its config is not supported, or the checkpoint does not fit it.
@@ -47,9 +52,14 @@ def build_model(
     max_model_len = shape.select_max_model_len(config.max_model_len)
     form = f"{str(dtype).removeprefix('torch.')}\0{shape!r}"
     if isinstance(shape, LlamaConfig):
-        model = model_class(implementation.architecture)(shape, max_model_len, dtype)
-        load_weights(model.weight_slots(), source, progress)
+        model = model_class(implementation.architecture)(shape, max_model_len, dtype, groups)
+        load_weights(model.weight_slots(), source, progress, model.tensor_names())
         return BuiltModel(model, shape, max_model_len, form)
+    if groups.layout.world_size > 1:
+        raise UnsupportedModelError(
+            "tensor_parallel_size and pipeline_parallel_size must be 1 for architecture "
+            f"{implementation.architecture}, which runs on the Transformers backend"
+        )
     return _build_with_transformers(source, implementation, shape, max_model_len, dtype, progress)
 
 

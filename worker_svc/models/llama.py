@@ -15,8 +15,12 @@ from torch.nn import functional
 from worker_svc.attention.base import AttentionSpec, StepAttention
 from worker_svc.layers.linear import MergedLinear
 from worker_svc.layers.norm import RMSNorm
+from worker_svc.layers.parallel import VocabularyShard, make_row_linear
 from worker_svc.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.models.config import LlamaConfig
+from worker_svc.parallel.groups import ALONE, ParallelGroups
+from worker_svc.parallel.shards import ModelShards, Span
+from worker_svc.weights.slots import TensorPart, WeightSlot
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 
@@ -24,17 +28,20 @@ Rows = tuple[torch.Tensor, torch.Tensor]
 class LlamaAttention(nn.Module):
     """Projections, optional norms of Q and K, rotation; the backend does the rest."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(
+        self, config: LlamaConfig, layer: int, shards: ModelShards, groups: ParallelGroups
+    ) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
-        query_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
+        query_size = shards.heads.size * config.head_dim
+        kv_size = shards.kv_heads.size * config.head_dim
         self.qkv_proj = MergedLinear(
             config.hidden_size, (query_size, kv_size, kv_size), config.attention_qkv_bias
         )
-        self.o_proj = MergedLinear(query_size, (config.hidden_size,), config.attention_output_bias)
+        self.o_proj = make_row_linear(
+            query_size, config.hidden_size, config.attention_output_bias, groups
+        )
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -53,11 +60,11 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, shards: ModelShards, groups: ParallelGroups) -> None:
         super().__init__()
-        size = config.intermediate_size
+        size = shards.intermediate.size
         self.gate_up_proj = MergedLinear(config.hidden_size, (size, size), config.mlp_bias)
-        self.down_proj = MergedLinear(size, (config.hidden_size,), config.mlp_bias)
+        self.down_proj = make_row_linear(size, config.hidden_size, config.mlp_bias, groups)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
@@ -68,12 +75,14 @@ class LlamaMLP(nn.Module):
 class LlamaLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: LlamaConfig, layer: int) -> None:
+    def __init__(
+        self, config: LlamaConfig, layer: int, shards: ModelShards, groups: ParallelGroups
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = LlamaAttention(config, layer)
+        self.self_attn = LlamaAttention(config, layer, shards, groups)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = LlamaMLP(config)
+        self.mlp = LlamaMLP(config, shards, groups)
 
     def forward(self, hidden: torch.Tensor, rows: Rows, attention: StepAttention) -> torch.Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rows, attention)
@@ -82,23 +91,44 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaForCausalLM(nn.Module):
-    """Token ids to hidden states to logits; empty until a loader fills `weight_slots`."""
+    """Token ids to hidden states to logits; empty until a loader fills `weight_slots`.
 
-    def __init__(self, config: LlamaConfig, max_model_len: int, dtype: torch.dtype) -> None:
+    One of several ranks has its shard of the layers of its stage; the first stage has the
+    embedding, the last one the last norm and the head.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        max_model_len: int,
+        dtype: torch.dtype,
+        groups: ParallelGroups = ALONE,
+    ) -> None:
+        """Allocates the parameters.
+
+        Raises:
+            UnsupportedModelError: The model cannot be split over so many ranks.
+        """
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Parameter(
-            torch.empty(config.vocab_size, config.hidden_size, dtype=dtype), requires_grad=False
+        self.groups = groups
+        layout = groups.layout
+        self.shards = ModelShards.of(config, layout)
+        self.vocabulary = (
+            VocabularyShard(self.shards.vocabulary, groups) if layout.tp_size > 1 else None
         )
+        self.layer_indices = layout.layers(config.num_layers)
+        is_tied, is_last = config.tie_word_embeddings, layout.is_last_stage
+        has_embedding = layout.is_first_stage or (is_tied and is_last)
+        self.embed_tokens = self._vocabulary_rows(dtype) if has_embedding else None
         self.layers = nn.ModuleList(
-            LlamaLayer(config, index).to(dtype) for index in range(config.num_layers)
+            LlamaLayer(config, place, self.shards, groups).to(dtype)
+            for place in range(len(self.layer_indices))
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps).to(dtype)
-        self.lm_head = (
-            self.embed_tokens
-            if config.tie_word_embeddings
-            else nn.Parameter(torch.empty_like(self.embed_tokens), requires_grad=False)
-        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps).to(dtype) if is_last else None
+        self.lm_head = self.embed_tokens if is_tied else None
+        if is_last and not is_tied:
+            self.lm_head = self._vocabulary_rows(dtype)
         self.rotary = RotaryEmbedding(
             config.rope, config.head_dim, config.max_position_embeddings, max_model_len, dtype
         )
@@ -107,11 +137,11 @@ class LlamaForCausalLM(nn.Module):
     def attention_spec(self) -> AttentionSpec:
         config = self.config
         return AttentionSpec(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=self.shards.heads.size,
+            num_kv_heads=self.shards.kv_heads.size,
             head_dim=config.head_dim,
             scale=config.head_dim**-0.5,
-            sliding_windows=config.sliding_windows,
+            sliding_windows=[config.sliding_windows[index] for index in self.layer_indices],
         )
 
     def forward(
@@ -119,31 +149,107 @@ class LlamaForCausalLM(nn.Module):
     ) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size] of a flat batch, before the last norm.
 
+        A stage that is not the first gets them from the one before, one that is not the last hands
+        them on.
+
         Args:
             token_ids: [num_tokens] int64.
             positions: [num_tokens] int64, each below max_model_len.
             attention: Attention of this step.
         """
-        hidden = functional.embedding(token_ids, self.embed_tokens)
+        layout = self.groups.layout
+        if layout.is_first_stage:
+            hidden = self._embed(token_ids)
+        else:
+            hidden = self.groups.receive_hidden(
+                len(token_ids), self.config.hidden_size, self.rotary.cos.dtype
+            )
         rows = self.rotary.rows(positions)
         for layer in self.layers:
             hidden = layer(hidden, rows, attention)
+        if not layout.is_last_stage:
+            self.groups.send_hidden(hidden)
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [num_rows, vocab_size] float32 of the rows that sample."""
-        return functional.linear(self.norm(hidden), self.lm_head).float()
+        """Logits [num_rows, vocab_size] float32 of the rows that sample; on the last stage."""
+        if self.norm is None or self.lm_head is None:
+            raise RuntimeError("logits are computed on the last stage")
+        logits = functional.linear(self.norm(hidden), self.lm_head)
+        if self.vocabulary is not None:
+            logits = self.vocabulary.gather_logits(logits)
+        return logits.float()
 
-    def weight_slots(self) -> dict[str, torch.Tensor]:
-        """Checkpoint tensor name (Hugging Face's) to the part of a parameter that it fills."""
-        slots = {"model.embed_tokens.weight": self.embed_tokens.data}
-        for index, layer in enumerate(self.layers):
-            prefix = f"model.layers.{index}"
-            slots.update((f"{prefix}.{name}", slot) for name, slot in _layer_slots(layer))
-        slots["model.norm.weight"] = self.norm.weight.data
-        if not self.config.tie_word_embeddings:
-            slots["lm_head.weight"] = self.lm_head.data
+    def weight_slots(self) -> dict[str, torch.Tensor | WeightSlot]:
+        """Checkpoint tensor name (Hugging Face's) to what this rank keeps of it."""
+        slots: dict[str, torch.Tensor | WeightSlot] = {}
+        if self.embed_tokens is not None:
+            slots["model.embed_tokens.weight"] = self._vocabulary_slot(self.embed_tokens)
+        splits = _splits(self.config, self.shards)
+        for index, layer in zip(self.layer_indices, self.layers, strict=True):
+            for name, tensor in _layer_slots(layer):
+                dim, span = splits.get(name, (0, None))
+                slots[f"model.layers.{index}.{name}"] = _slot(tensor, dim, span)
+        if self.norm is not None:
+            slots["model.norm.weight"] = self.norm.weight.data
+        if self.lm_head is not None and not self.config.tie_word_embeddings:
+            slots["lm_head.weight"] = self._vocabulary_slot(self.lm_head)
         return slots
+
+    def tensor_names(self) -> frozenset[str]:
+        """Names of all tensors of the checkpoint, those of other stages included."""
+        names = {"model.embed_tokens.weight", "model.norm.weight"}
+        if not self.config.tie_word_embeddings:
+            names.add("lm_head.weight")
+        for name, _ in _layer_slots(self.layers[0]):
+            names |= {f"model.layers.{index}.{name}" for index in range(self.config.num_layers)}
+        return frozenset(names)
+
+    def _vocabulary_rows(self, dtype: torch.dtype) -> nn.Parameter:
+        num_rows = self.config.vocab_size if self.vocabulary is None else self.vocabulary.num_rows
+        # Rows past the vocabulary stay zero.
+        rows = torch.zeros(num_rows, self.config.hidden_size, dtype=dtype)
+        return nn.Parameter(rows, requires_grad=False)
+
+    def _vocabulary_slot(self, rows: nn.Parameter) -> torch.Tensor | WeightSlot:
+        span = self.shards.vocabulary
+        return _slot(rows.data[: span.size], 0, span)
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self.embed_tokens is None:
+            raise RuntimeError("tokens are embedded on the first stage")
+        if self.vocabulary is not None:
+            return self.vocabulary.embed(token_ids, self.embed_tokens)
+        return functional.embedding(token_ids, self.embed_tokens)
+
+
+def _slot(tensor: torch.Tensor, dim: int, span: Span | None) -> torch.Tensor | WeightSlot:
+    if span is None or span.is_whole:
+        return tensor
+    return WeightSlot(tensor, TensorPart(dim, span.start, span.size), span.total)
+
+
+def _splits(config: LlamaConfig, shards: ModelShards) -> dict[str, tuple[int, Span]]:
+    """By tensor name within a layer: the dimension along which ranks share it, and this one's part.
+
+    Others are whole on every rank.
+    """
+    query, key = shards.heads.times(config.head_dim), shards.kv_heads.times(config.head_dim)
+    rows = {
+        "self_attn.q_proj": query,
+        "self_attn.k_proj": key,
+        "self_attn.v_proj": key,
+        "mlp.gate_proj": shards.intermediate,
+        "mlp.up_proj": shards.intermediate,
+    }
+    splits = {
+        f"{name}.{parameter}": (0, span)
+        for name, span in rows.items()
+        for parameter in ("weight", "bias")
+    }
+    splits["self_attn.o_proj.weight"] = (1, query)
+    splits["mlp.down_proj.weight"] = (1, shards.intermediate)
+    return splits
 
 
 def _layer_slots(layer: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

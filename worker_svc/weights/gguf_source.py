@@ -79,7 +79,7 @@ class GgufSource:
         info, shape = self._tensors[name], self.shape(name)
         data = self._file.tensor_bytes(info)
         weights = dequantize_part(data, shape, info.ggml_type, info.name, part)
-        tensor = torch.from_numpy(np.require(weights, requirements="CW"))
+        tensor = torch.from_numpy(np.require(weights, requirements=["C", "W"]))
         heads = self._permuted_heads(name)
         # A part has whole heads, each of which is permuted for itself.
         return tensor if heads is None else unpermute_rows(tensor, heads * part.size // shape[0])

@@ -1,0 +1,114 @@
+"""What the ranks of a replica say to each other while they compute; tensors only, on one thread.
+
+Owns the process groups and the sends under way. Ranks that share layers add up and gather; stages
+pass hidden states on, and the last one hands sampled tokens back. Layers keep this object for as
+long as they live, while the process groups come and go with the generations of the replica.
+
+What is added up is added in the order of ranks, wherever it lies in the batch: a ring all-reduce
+adds in an order that depends on the place, so that a row's numbers would depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from worker_svc.parallel.layout import ONE_RANK, RankLayout
+from worker_svc.parallel.process_group import ProcessGroup, Work, connect
+
+MAX_PENDING_SENDS = 64
+"""More than the steps that may be in flight, with hidden states and tokens of each."""
+_HIDDEN_TAG, _TOKENS_TAG = 1, 2
+
+
+class ParallelGroups:
+    """The groups of one rank. `join` before the first step, `leave` after the last."""
+
+    def __init__(self, layout: RankLayout) -> None:
+        self.layout = layout
+        self._tensor: ProcessGroup | None = None
+        self._pipeline: ProcessGroup | None = None
+        self._pending: deque[tuple[Work, torch.Tensor]] = deque()
+
+    def join(self, store: Store, host: str) -> None:
+        """Connect to the other ranks, which do the same now.
+
+        Args:
+            store: Of this generation of the replica.
+            host: Address of this machine that the others reach.
+        """
+        layout = self.layout
+        if layout.tp_size > 1:
+            name = f"tensor/{layout.stage}"
+            self._tensor = connect(store, name, layout.tp_rank, layout.tp_size, host)
+        if layout.pp_size > 1:
+            name = f"pipeline/{layout.tp_rank}"
+            self._pipeline = connect(store, name, layout.stage, layout.pp_size, host)
+
+    def leave(self) -> None:
+        """Close the connections: ranks that wait for this one get an error. Idempotent."""
+        self._tensor = self._pipeline = None
+        self._pending.clear()
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's `part`, which have one shape."""
+        gathered = self._gather(part)
+        total = gathered[0]
+        for other in gathered[1:]:
+            total = total + other
+        return total
+
+    def gather_columns(self, part: torch.Tensor) -> torch.Tensor:
+        """The columns of all ranks side by side: [n, k] of each to [n, tp_size * k]."""
+        return self._gather(part).transpose(0, 1).flatten(1)
+
+    def send_hidden(self, hidden: torch.Tensor) -> None:
+        """Hand hidden states to the next stage; does not wait until it takes them."""
+        self._send(hidden.contiguous(), self.layout.stage + 1, _HIDDEN_TAG)
+
+    def receive_hidden(self, num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Hidden states [num_tokens, size] of the stage before."""
+        hidden = torch.empty(num_tokens, size, dtype=dtype)
+        self._receive(hidden, self.layout.stage - 1, _HIDDEN_TAG)
+        return hidden
+
+    def send_tokens(self, columns: torch.Tensor) -> None:
+        """From the last stage: hand int64 `columns` to every stage before it."""
+        for stage in range(self.layout.pp_size - 1):
+            self._send(columns, stage, _TOKENS_TAG)
+
+    def receive_tokens(self, size: int) -> torch.Tensor:
+        """The next int64 columns [size] of the last stage, in the order in which it sent them."""
+        columns = torch.empty(size, dtype=torch.int64)
+        self._receive(columns, self.layout.pp_size - 1, _TOKENS_TAG)
+        return columns
+
+    def _gather(self, part: torch.Tensor) -> torch.Tensor:
+        """What all ranks have: [tp_size, *part.shape]."""
+        group, size = _joined(self._tensor), self.layout.tp_size
+        gathered = part.new_empty((size * part.shape[0], *part.shape[1:]))
+        group._allgather_base(gathered, part.contiguous()).wait()
+        return gathered.view(size, *part.shape)
+
+    def _send(self, tensor: torch.Tensor, stage: int, tag: int) -> None:
+        # The tensor must live until it is taken.
+        self._pending.append((_joined(self._pipeline).send([tensor], stage, tag), tensor))
+        while self._pending[0][0].is_completed() or len(self._pending) > MAX_PENDING_SENDS:
+            self._pending.popleft()[0].wait()
+            if not self._pending:
+                return
+
+    def _receive(self, tensor: torch.Tensor, stage: int, tag: int) -> None:
+        _joined(self._pipeline).recv([tensor], stage, tag).wait()
+
+
+ALONE = ParallelGroups(ONE_RANK)
+"""The groups of a replica of one rank: it talks to nobody."""
+
+
+def _joined(group: ProcessGroup | None) -> ProcessGroup:
+    if group is None:
+        raise RuntimeError("this rank is in no group: the replica it belonged to has ended")
+    return group
