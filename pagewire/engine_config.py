@@ -141,14 +141,14 @@ class ParallelConfig:
     """How many workers one replica has."""
 
     tensor_parallel_size: int = 1
-    """Workers that share each layer."""
+    """Workers that share each layer; it must divide the model's heads."""
     pipeline_parallel_size: int = 1
     """Groups of workers that each hold a part of the layers."""
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             value = getattr(self, name)
-            check(name, value, value == 1, "only 1 is supported so far")
+            check(name, value, 1 <= value <= 64, "must be 1 to 64")
 
     @property
     def world_size(self) -> int:
@@ -273,6 +273,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_prefill_fits()
+        self._check_parallel()
 
     @property
     def served_model_names(self) -> tuple[str, ...]:
@@ -298,3 +299,14 @@ class EngineConfig:
             return
         rule = f"must be at least max_model_len ({length}) when chunked prefill is off"
         check("max_num_batched_tokens", tokens, tokens >= length, rule)
+
+    def _check_parallel(self) -> None:
+        """Refuse several ranks where nothing splits the model."""
+        flags = {
+            "--device sim": self.device.device == "sim",
+            "--model-impl transformers": self.model.model_impl == "transformers",
+        }
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            size = getattr(self.parallel, name)
+            for flag, is_set in flags.items():
+                check(name, size, size == 1 or not is_set, f"must be 1 with {flag}")

@@ -28,11 +28,16 @@ _CGROUP_FILES = (
 )
 
 
-def available_kv_bytes(cache: CacheConfig) -> int:
-    """Bytes for the KV cache under `cache`."""
+def available_kv_bytes(cache: CacheConfig, num_workers: int = 1) -> int:
+    """Bytes for the KV cache of one worker under `cache`.
+
+    Args:
+        cache: What is asked for.
+        num_workers: Those that take their share of the free memory at the same time.
+    """
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    return min(DEFAULT_LIMIT_BYTES, int(free_memory_bytes() * FREE_SHARE))
+    return min(DEFAULT_LIMIT_BYTES, int(free_memory_bytes() * FREE_SHARE / num_workers))
 
 
 def free_memory_bytes(cgroup: Path = _CGROUP) -> int:

@@ -22,6 +22,8 @@ from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.input_batch import InputBatch, StepInputs
 from worker_svc.models.base import CausalModel
 from worker_svc.models.build import BuiltModel, build_model
+from worker_svc.parallel.groups import ALONE, ParallelGroups
+from worker_svc.parallel.pipeline_tokens import PipelineTokens
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import (
@@ -37,10 +39,15 @@ from worker_svc.weights.source import WeightSource, open_weights
 
 
 class ModelRunner:
-    """The tensor side of a worker on a CPU. `load`, then `allocate_kv_cache`, then steps."""
+    """The tensor side of a worker on a CPU. `load`, then `allocate_kv_cache`, then steps.
 
-    def __init__(self, config: EngineConfig) -> None:
+    With several ranks each has a runner of its own, and all run the same steps.
+    """
+
+    def __init__(self, config: EngineConfig, groups: ParallelGroups = ALONE) -> None:
         self._config = config
+        self._groups = groups
+        self._tokens = PipelineTokens(groups) if groups.layout.pp_size > 1 else None
         self._loaded: _LoadedModel | None = None
         self._batch: InputBatch | None = None
 
@@ -50,7 +57,7 @@ class ModelRunner:
         model = resolve_model(self._config.model.model, self._config.load.revision)
         _check_load_format(self._config.load.load_format, model.format)
         source = open_weights(model)
-        self._loaded = _LoadedModel.from_source(source, self._config, progress)
+        self._loaded = _LoadedModel.from_source(source, self._config, progress, self._groups)
         return self._loaded.info
 
     def kv_bytes_per_block(self, block_size: int) -> int:
@@ -59,7 +66,8 @@ class ModelRunner:
 
     def available_kv_bytes(self) -> int:
         self._require_loaded()
-        return available_kv_bytes(self._config.cache)
+        # The ranks may be on one machine.
+        return available_kv_bytes(self._config.cache, self._groups.layout.world_size)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         loaded = self._require_loaded()
@@ -70,15 +78,27 @@ class ModelRunner:
         if self._loaded is not None:
             self._loaded.backend.free_kv_cache()
         self._batch = None
+        if self._tokens is not None:
+            self._tokens.clear()
 
     @torch.inference_mode()
     def execute(
         self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
     ) -> ModelRunnerOutput:
+        try:
+            return self._execute(scheduler_output, masks)
+        except BaseException:
+            # The other ranks may wait for this one in the middle of the step.
+            self._groups.leave()
+            raise
+
+    def _execute(self, scheduler_output: SchedulerOutput, masks: MaskSource) -> ModelRunnerOutput:
         loaded = self._require_loaded()
         if self._batch is None:
             raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
         begin_ns = time.perf_counter_ns()
+        if self._tokens is not None:
+            self._tokens.settle(scheduler_output.handles)
         rows = self._batch.update(scheduler_output)
         live = [row for row in rows if not row.state.is_over]
         if not live:
@@ -87,9 +107,15 @@ class ModelRunner:
         clock = _Clock(begin_ns)
         hidden = loaded.forward(inputs)
         self._batch.advance(live)
+        if self._tokens is not None and not self._groups.layout.is_last_stage:
+            clock.forward_done()
+            self._tokens.expect([row for row in inputs.rows if row.samples])
+            return make_output(scheduler_output.step, rows, {}, clock.timings())
         sampling, logits = loaded.logits(inputs, hidden)
         clock.forward_done()
         sampled = sample_rows(loaded.sampler, scheduler_output, sampling, logits, masks)
+        if self._tokens is not None:
+            self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())
 
     def _require_loaded(self) -> _LoadedModel:
@@ -113,10 +139,14 @@ class _LoadedModel:
 
     @classmethod
     def from_source(
-        cls, source: WeightSource, config: EngineConfig, progress: ProgressCallback
+        cls,
+        source: WeightSource,
+        config: EngineConfig,
+        progress: ProgressCallback,
+        groups: ParallelGroups,
     ) -> _LoadedModel:
         dtype = select_dtype(config.model)
-        built = build_model(source, config.model, dtype, progress)
+        built = build_model(source, config.model, dtype, progress, groups)
         spec = built.model.attention_spec
         name, backend = make_attention_backend(config, spec, dtype, torch.device("cpu"))
         return cls(built.model, _model_info(built, source, dtype, name), dtype, backend)
@@ -191,8 +221,8 @@ def _model_info(
         architecture=shape.architecture,
         vocab_size=shape.vocab_size,
         max_model_len=built.max_model_len,
-        num_layers=attention.num_layers,
-        num_kv_heads=attention.num_kv_heads,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
         head_dim=attention.head_dim,
         hidden_size=shape.hidden_size,
         dtype=str(dtype).removeprefix("torch."),

@@ -23,6 +23,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("MKL_CBWR", f"{_widest_instructions()},STRICT")
     # Spinning threads would starve the other services on the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # torch.distributed prints a C++ stack trace for every peer that ends; we get an exception too.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def make_model_runner(config: EngineConfig) -> Runner:

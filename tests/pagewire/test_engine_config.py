@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from pagewire.engine_config import (
@@ -35,7 +37,7 @@ def test_without_chunked_prefill_a_step_must_hold_the_longest_prompt() -> None:
         (CacheConfig, "num_gpu_blocks_override", 1),
         (SchedulerConfig, "max_num_seqs", 0),
         (SchedulerConfig, "watermark", 1.0),
-        (ParallelConfig, "tensor_parallel_size", 2),
+        (ParallelConfig, "tensor_parallel_size", 0),
         (DeviceConfig, "num_threads", 0),
     ],
 )
@@ -61,3 +63,19 @@ def test_the_served_name_defaults_to_the_model() -> None:
     assert EngineConfig().served_model_names == ("smollm2",)
     named = EngineConfig(model=ModelConfig(served_model_name=("a", "b")))
     assert named.served_model_names == ("a", "b")
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+@pytest.mark.parametrize(
+    ("other", "flag"),
+    [
+        ({"device": DeviceConfig(device="sim")}, "--device sim"),
+        ({"model": ModelConfig(model_impl="transformers")}, "--model-impl transformers"),
+    ],
+)
+def test_several_ranks_need_a_model_that_can_be_split(
+    size: str, other: dict[str, Any], flag: str
+) -> None:
+    with pytest.raises(ValueError, match=f"'{size}', 2, 'must be 1 with {flag}'"):
+        EngineConfig(parallel=ParallelConfig(**{size: 2}), **other)
+    assert EngineConfig(parallel=ParallelConfig(**{size: 2})).parallel.world_size == 2

@@ -73,6 +73,10 @@ class StepDriver:
     def num_steps(self) -> int:
         return self._step
 
+    @property
+    def requests(self) -> Sequence[DriverRequest]:
+        return self._requests
+
     def add(
         self,
         prompt_token_ids: Sequence[int],
