@@ -97,7 +97,7 @@ class InitializeRequest(_message.Message):
     group_generation: _builtins.int
     """Counts up with each new set of ranks; steps of an older one are not accepted."""
     rendezvous: _builtins.str
-    """Where the ranks of this generation meet: host:port and a key. Empty with one rank."""
+    """Where the ranks of this generation meet, as rank 0 says in its answer: host:port/key. Empty for rank 0."""
     @_builtins.property
     def lease(self) -> Global___Lease:
         """Without a token: the worker issues one."""
@@ -129,25 +129,53 @@ class InitializeResponse(_message.Message):
 
     PROGRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___InitializeProgress: ...
     @_builtins.property
     def result(self) -> Global___InitializeResult: ...
+    @_builtins.property
+    def rendezvous(self) -> Global___RendezvousOpened:
+        """Once, from rank 0 of several."""
+
     def __init__(
         self,
         *,
         progress: Global___InitializeProgress | None = ...,
         result: Global___InitializeResult | None = ...,
+        rendezvous: Global___RendezvousOpened | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "rendezvous", b"rendezvous", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "progress", b"progress", "rendezvous", b"rendezvous", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "result", "rendezvous"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___InitializeResponse: _TypeAlias = InitializeResponse  # noqa: Y015
+
+@_typing.final
+class RendezvousOpened(_message.Message):
+    """Rank 0 waits for the others there; the scheduler initializes them with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RENDEZVOUS_FIELD_NUMBER: _builtins.int
+    rendezvous: _builtins.str
+    """host:port/key, with a new random key for each generation."""
+    def __init__(
+        self,
+        *,
+        rendezvous: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rendezvous", b"rendezvous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RendezvousOpened: _TypeAlias = RendezvousOpened  # noqa: Y015
 
 @_typing.final
 class InitializeProgress(_message.Message):
