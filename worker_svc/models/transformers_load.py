@@ -87,7 +87,8 @@ def load_causal_model(
             f"transformers cannot build {architecture} from this config and checkpoint "
             f"({type(error).__name__}); the worker's log says why"
         ) from error
-    _check_report(report)
+    reader.release()
+    _check_report(report, source)
     progress("load_weights", 1.0)
     return model.eval().requires_grad_(False)
 
@@ -104,11 +105,19 @@ class _TensorReader:
         self._sizes = {name: len(source.stored_bytes(name)) for name in source.names()}
         self._total = max(1, sum(self._sizes.values()))
         self._read = 0
+        self._lent: str | None = None
         self.error: Exception | None = None
 
     def read(self, name: str) -> torch.Tensor:
         try:
+            self.release()
             tensor = self._source.tensor(name)
+            self._lent = name
+            if not tensor.is_floating_point():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                raise WeightsError(
+                    f"{self._source.location(name)}: tensor {name} has type {kind}, no weights"
+                )
             # Another type is converted, which copies; the same one must not stay on the file.
             tensor = tensor.clone() if tensor.dtype == self._dtype else tensor
             self._read += self._sizes[name]
@@ -117,6 +126,12 @@ class _TensorReader:
             self.error = self.error or error
             raise
         return tensor
+
+    def release(self) -> None:
+        """Gives the file's pages of the last tensor back: it is in its place by now."""
+        if self._lent is not None:
+            self._source.release(self._lent)
+            self._lent = None
 
 
 class _LazyTensor:
@@ -158,10 +173,11 @@ def _make_config(transformers: Any, fields: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _check_report(report: Mapping[str, Any]) -> None:
+def _check_report(report: Mapping[str, Any], source: WeightSource) -> None:
     for name, found, wanted in sorted(report["mismatched_keys"]):
         raise WeightsError(
-            f"tensor {name} has shape {list(found)}, the model's config wants {list(wanted)}"
+            f"{source.location()}: tensor {name} has shape {list(found)}, the model's config "
+            f"wants {list(wanted)}"
         )
     problems = [
         f"{kind}: {', '.join(sorted(names)[:_NAMES_SHOWN])}"
@@ -173,4 +189,6 @@ def _check_report(report: Mapping[str, Any]) -> None:
         if names
     ]
     if problems:
-        raise WeightsError(f"checkpoint and model config do not fit; {'; '.join(problems)}")
+        raise WeightsError(
+            f"{source.location()}: checkpoint and model config do not fit; {'; '.join(problems)}"
+        )

@@ -64,8 +64,15 @@ def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
             ],
             r"missing: .*layers\.0\.self_attn\.k_proj\.weight",
         ),
+        (
+            "gpt2",
+            lambda tensors: tensors.update(
+                {"transformer.ln_f.weight": torch.ones(64, dtype=torch.uint8)}
+            ),
+            r"transformer\.ln_f\.weight has type uint8, no weights",
+        ),
     ],
-    ids=["missing", "surplus", "shape", "several missing"],
+    ids=["missing", "surplus", "shape", "several missing", "no numbers"],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor(
     family: str, change: Callable[[dict[str, torch.Tensor]], object], problem: str, tmp_path: Path
