@@ -93,15 +93,17 @@ def test_long_rows_over_gathered_pages(window: int | None, dtype: torch.dtype) -
 
 
 def test_a_query_has_the_same_bits_whatever_its_batch_mates() -> None:
-    """Its keys fill two splits and a bit; a mate makes it three, or five."""
-    lengths = (1030, 40, 2100)
-    [alone] = BackendPair(lengths, block_size=64).check([(0, 1029, 1030)])
-    pair = BackendPair(lengths, block_size=64)
-    [beside_longer, _] = pair.check([(0, 1029, 1030), (2, 2099, 2100)])
-    assert torch.equal(alone, beside_longer)
-    pair = BackendPair(lengths, block_size=64, pad_calls=True)
-    [beside_shorter, _] = pair.check([(0, 1029, 1030), (1, 39, 40)])
-    assert torch.equal(alone, beside_shorter)
+    """Keys of part of a split, of two and a bit, and of four and a bit."""
+    lengths = (310, 1030, 2100)
+    lasts = [(index, length - 1, length) for index, length in enumerate(lengths)]
+    [short] = BackendPair(lengths, block_size=64).check(lasts[:1])
+    [middle] = BackendPair(lengths, block_size=64).check(lasts[1:2])
+    beside_longer = BackendPair(lengths, block_size=64).check(lasts)
+    assert torch.equal(beside_longer[0], short)
+    assert torch.equal(beside_longer[1], middle)
+    beside_shorter = BackendPair(lengths, block_size=64, pad_calls=True).check(lasts[:2])
+    assert torch.equal(beside_shorter[0], short)
+    assert torch.equal(beside_shorter[1], middle)
 
 
 @pytest.mark.parametrize("window", [None, 4])
