@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pagewire.engine_config import EngineConfig
-from pagewire.kit.errors import InvalidRequestError, UnimplementedError
+from pagewire.kit.errors import InvalidRequestError
 from worker_svc.lease import Lease
 from worker_svc.memory import MIN_BLOCKS
 from worker_svc.model_load import LoadedModel
+from worker_svc.parallel.layout import RankLayout
 from worker_svc.runners import RunnerDescription
 
 
@@ -36,6 +37,27 @@ class InitializeCall:
     rank: int
     world_size: int
     group_generation: int
+    rendezvous: str = ""
+    """Where the ranks meet, for all but rank 0."""
+
+    @property
+    def layout(self) -> RankLayout:
+        parallel = self.config.parallel
+        return RankLayout(self.rank, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+
+    @property
+    def model_digest(self) -> str:
+        """Equal for calls that want the same weights on this worker."""
+        if self.world_size == 1:
+            return self.config_digest
+        return f"{self.config_digest}/{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousOpened:
+    """Rank 0 waits for the others."""
+
+    rendezvous: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +102,13 @@ def check_initialize_call(call: InitializeCall) -> None:
     if not call.config_digest:
         message = "config_digest must not be empty"
         raise InvalidRequestError(message, reason="INVALID_CONFIG", field="config_digest")
-    if call.world_size != 1 or call.rank != 0:
-        message = f"rank {call.rank} of {call.world_size}: one worker a replica is supported so far"
-        raise UnimplementedError(message, reason="WORLD_SIZE_NOT_SUPPORTED")
+    world_size = call.config.parallel.world_size
+    if call.world_size != world_size or not 0 <= call.rank < world_size:
+        message = f"rank {call.rank} of {call.world_size}: the configuration has {world_size} ranks"
+        raise InvalidRequestError(message, reason="INVALID_RANK", field="rank")
+    if bool(call.rank) != bool(call.rendezvous):
+        message = "rendezvous is what rank 0 says to all the others"
+        raise InvalidRequestError(message, reason="INVALID_RENDEZVOUS", field="rendezvous")
 
 
 def check_kv_cache_call(call: KvCacheCall, model: LoadedModel) -> None:

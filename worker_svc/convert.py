@@ -22,6 +22,7 @@ from worker_svc.calls import (
     InitializeCall,
     InitializeResult,
     KvCacheCall,
+    RendezvousOpened,
     WorkerState,
     WorkerStatus,
 )
@@ -42,6 +43,8 @@ from worker_svc.lease import Lease
 from worker_svc.model_load import LoadedModel, LoadProgress
 from worker_svc.step import LogprobColumns, ModelRunnerOutput, NewRequest, SchedulerOutput
 from worker_svc.step_executor import StepDone, StepFailure
+
+InitializeEvent = LoadProgress | RendezvousOpened | InitializeResult
 
 PROGRESS_UNIT = "per mille"
 _PROGRESS_TOTAL = 1000
@@ -83,10 +86,11 @@ def initialize_call(request: worker_pb2.InitializeRequest) -> InitializeCall:
         rank=request.rank,
         world_size=request.world_size,
         group_generation=request.group_generation,
+        rendezvous=request.rendezvous,
     )
 
 
-def initialize_response(event: LoadProgress | InitializeResult) -> worker_pb2.InitializeResponse:
+def initialize_response(event: InitializeEvent) -> worker_pb2.InitializeResponse:
     if isinstance(event, LoadProgress):
         progress = worker_pb2.InitializeProgress(
             stage=event.stage,
@@ -95,6 +99,9 @@ def initialize_response(event: LoadProgress | InitializeResult) -> worker_pb2.In
             unit=PROGRESS_UNIT,
         )
         return worker_pb2.InitializeResponse(progress=progress)
+    if isinstance(event, RendezvousOpened):
+        opened = worker_pb2.RendezvousOpened(rendezvous=event.rendezvous)
+        return worker_pb2.InitializeResponse(rendezvous=opened)
     return worker_pb2.InitializeResponse(result=_initialize_result(event))
 
 

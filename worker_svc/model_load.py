@@ -50,6 +50,7 @@ class LoadedModel:
     """A runner with its weights."""
 
     digest: str
+    """Of the configuration, and this worker's rank of several."""
     config: EngineConfig
     runner: Runner
     info: ModelInfo

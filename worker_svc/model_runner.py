@@ -66,8 +66,7 @@ class ModelRunner:
 
     def available_kv_bytes(self) -> int:
         self._require_loaded()
-        # The ranks may be on one machine.
-        return available_kv_bytes(self._config.cache, self._groups.layout.world_size)
+        return available_kv_bytes(self._config.cache, self._groups.num_ranks_here)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         loaded = self._require_loaded()

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagewire.engine_config import CacheConfig, EngineConfig
 from worker_svc.sampler.version import SAMPLER_VERSION
 from worker_svc.sim.sampling import SAMPLER_VERSION as SIM_SAMPLER_VERSION
 from worker_svc.step import Runner
+
+if TYPE_CHECKING:
+    from worker_svc.parallel.groups import ParallelGroups
 
 RunnerFactory = Callable[[EngineConfig], Runner]
 
@@ -33,8 +37,12 @@ class RunnerDescription:
     """The KV cache takes the bytes that `kv_bytes_per_block` says."""
 
 
-def make_runner(config: EngineConfig) -> Runner:
+def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> Runner:
     """A runner for the configured device, not loaded yet.
+
+    Args:
+        config: The engine's.
+        groups: Those of this rank, of several.
 
     Raises:
         ValueError: The device is not supported, or a setting has no effect on it.
@@ -57,10 +65,14 @@ def make_runner(config: EngineConfig) -> Runner:
         raise ValueError("device cuda is not supported so far: use --device cpu or --device sim")
     from worker_svc.torch_runtime import make_model_runner
 
+    if config.device.num_threads is None and groups is not None:
+        # Ranks that wait for each other must not wait for each other's threads.
+        num_threads = max(1, usable_cores() // groups.num_ranks_here)
+        config = replace(config, device=replace(config.device, num_threads=num_threads))
     num_threads = config.device.num_threads or usable_cores()
     # Read by OpenMP when torch is imported; later changes go through torch itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    return make_model_runner(config)
+    return make_model_runner(config, groups)
 
 
 def describe_runner(config: EngineConfig) -> RunnerDescription:

@@ -6,6 +6,8 @@ the device thread ends, the ports close.
 
 from __future__ import annotations
 
+import socket
+
 from pagewire.kit.logs import configure_logging
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.v1 import worker_pb2_grpc
@@ -23,7 +25,9 @@ class WorkerServer:
 
     def __init__(self, config: WorkerConfig, runner_factory: RunnerFactory = make_runner) -> None:
         self._config = config
-        self.worker = Worker(runner_factory, config.lease_timeout_s)
+        self.worker = Worker(
+            runner_factory, config.lease_timeout_s, host=group_host(config.server.listen)
+        )
         self.server = ServiceServer(
             config.server,
             SERVICE_NAME,
@@ -49,6 +53,13 @@ class WorkerServer:
         await self.server.set_serving(False, "draining")
         await self.worker.shut_down(self._config.server.drain_timeout_s)
         await self.server.stop(_STOP_GRACE_S)
+
+
+def group_host(listen: str) -> str:
+    """The address on which other ranks reach a worker that listens on `listen`."""
+    host = "127.0.0.1" if listen.startswith("unix:") else listen.rpartition(":")[0].strip("[]")
+    # A wildcard address is none to connect to.
+    return socket.gethostbyname(socket.gethostname()) if host in ("0.0.0.0", "::") else host
 
 
 async def serve(config: WorkerConfig) -> int:

@@ -54,6 +54,9 @@ class StepLimits:
     max_num_batched_tokens: int
     num_groups: int = 1
     """KV cache groups: so many block tables a request has."""
+    tokens_come_late: bool = False
+    """A pipeline stage before the last: sampled tokens reach the runner by a way of their own, so
+    that it alone can check how far a request may be computed."""
 
 
 @dataclass(slots=True)
@@ -218,8 +221,8 @@ class StepExecutor:
             raise _InvalidStepError(f"handle {handle} is not known")
         for group_id, count in enumerate(num_new_blocks):
             known.num_blocks[group_id] += count
-        if known.is_over:
-            return  # it fails again, alone
+        if known.is_over or self._limits.tokens_come_late:
+            return  # it fails again, alone; or the runner checks
         end = known.num_computed_tokens + num_scheduled
         known_end = end - num_drafts
         _require(
@@ -247,6 +250,8 @@ class StepExecutor:
     def _note_output(self, step: SchedulerOutput, output: ModelRunnerOutput) -> None:
         if list(output.handles) != list(step.handles):
             raise RuntimeError("the runner's rows are not those of the step")
+        if self._limits.tokens_come_late:
+            return
         for handle, num_sampled in zip(output.handles, output.num_sampled, strict=True):
             known = self._known[handle]
             if num_sampled:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagewire.engine_config import EngineConfig
+    from worker_svc.parallel.groups import ParallelGroups
+    from worker_svc.parallel.layout import RankLayout
+    from worker_svc.parallel.membership import RankMembership
     from worker_svc.step import Runner
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -27,12 +30,20 @@ def prepare_environment() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
-def make_model_runner(config: EngineConfig) -> Runner:
+def make_model_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> Runner:
     """A runner for `config`, not loaded yet. Imports torch: seconds, the first time."""
     prepare_environment()
     from worker_svc.model_runner import ModelRunner
 
-    return ModelRunner(config)
+    return ModelRunner(config) if groups is None else ModelRunner(config, groups)
+
+
+def make_membership(layout: RankLayout, host: str) -> RankMembership:
+    """A rank's place in its replica. Imports torch, as above."""
+    prepare_environment()
+    from worker_svc.parallel.membership import RankMembership
+
+    return RankMembership(layout, host)
 
 
 def _widest_instructions() -> str:

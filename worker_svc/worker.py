@@ -24,6 +24,7 @@ from worker_svc.calls import (
     InitializeCall,
     InitializeResult,
     KvCacheCall,
+    RendezvousOpened,
     WorkerState,
     WorkerStatus,
     check_initialize_call,
@@ -32,11 +33,13 @@ from worker_svc.calls import (
 from worker_svc.cpu_memory import free_memory_bytes
 from worker_svc.device_thread import DeviceThread
 from worker_svc.execution import Execution
+from worker_svc.group_member import GroupMember, MembershipFactory, exit_stuck
 from worker_svc.lease import Lease, LeaseManager
 from worker_svc.memory import REASON, check_available, check_fits
 from worker_svc.model_load import LoadedModel, LoadProgress, ModelLoad
 from worker_svc.runners import RunnerFactory, describe_runner
 from worker_svc.step_executor import StepExecutor, StepLimits
+from worker_svc.torch_runtime import make_membership
 
 log = get_logger("worker_svc.worker")
 
@@ -51,7 +54,12 @@ class Worker:
         make_runner: RunnerFactory,
         lease_timeout_s: float = DEFAULT_LEASE_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        host: str = "127.0.0.1",
+        make_membership: MembershipFactory = make_membership,
+        exit_stuck: Callable[[], object] = exit_stuck,
     ) -> None:
+        """Prepare; see `GroupMember` for the last three."""
         self.epoch = secrets.randbits(63) + 1
         self.lease_timeout_s = lease_timeout_s
         self.device = DeviceThread()
@@ -62,6 +70,7 @@ class Worker:
         self._model: LoadedModel | None = None
         self._limits: StepLimits | None = None
         self._group_generation = 0
+        self._group = GroupMember(self.device, host, make_membership, exit_stuck)
         self._execution: Execution | None = None
         self._release: asyncio.Task[None] | None = None
         self._shutting_down = False
@@ -71,8 +80,10 @@ class Worker:
 
     async def initialize(
         self, call: InitializeCall
-    ) -> AsyncGenerator[LoadProgress | InitializeResult, None]:
+    ) -> AsyncGenerator[LoadProgress | RendezvousOpened | InitializeResult, None]:
         """Grant the lease and load the model; yields progress, then the result.
+
+        With several ranks they meet when all have loaded; rank 0 says first where.
 
         If the caller goes away, the lease ends and the load goes on, for whoever asks next.
 
@@ -88,13 +99,19 @@ class Worker:
             with self._leases.in_use(lease):
                 self._limits = None
                 self._group_generation = call.group_generation
-                reused = self._model is not None and self._model.digest == call.config_digest
+                reused = self._model is not None and self._model.digest == call.model_digest
+                self._cancel_other_load(call)
+                rendezvous = await self._group.take_place(call.layout)
+                if rendezvous is not None:
+                    yield RendezvousOpened(rendezvous)
                 async for progress in self._ensure_model(call):
                     yield progress
+                await self._group.join(call.rendezvous)
                 result = await self._initialize_result(lease, reused)
             log.info("initialized", scheduler_id=lease.scheduler_id, reused_weights=reused)
             yield result
         except BaseException:  # it failed, or the caller is gone
+            self._group.cancel()
             self._leases.release(lease)
             raise
 
@@ -122,6 +139,7 @@ class Worker:
                 vocab_size=model.info.vocab_size,
                 max_num_batched_tokens=model.config.scheduler.max_num_batched_tokens,
                 num_groups=model.info.num_kv_cache_groups,
+                tokens_come_late=not self._group.layout.is_last_stage,
             )
         log.info("kv_cache_allocated", num_blocks=call.num_blocks, kv_cache_bytes=num_bytes)
         return num_bytes
@@ -162,7 +180,7 @@ class Worker:
             worker_epoch=self.epoch,
             state=self._state(),
             lease_holder=holder.scheduler_id if holder is not None else "",
-            config_digest=self._model.digest if self._model is not None else "",
+            config_digest=self._model.digest.partition("/")[0] if self._model is not None else "",
             num_requests=execution.executor.num_requests if execution is not None else 0,
         )
 
@@ -207,18 +225,22 @@ class Worker:
 
     async def _ensure_model(self, call: InitializeCall) -> AsyncIterator[LoadProgress]:
         """Have the model of the call loaded and without requests; joins a load of the same one."""
-        if self._load is not None and self._load.digest != call.config_digest:
-            self._load.cancel()
+        if self._load is not None and self._load.digest != call.model_digest:
             async for progress in _ignoring_failure(self._load):
                 yield progress
         if self._load is None and self._model is not None:
-            if self._model.digest == call.config_digest:
+            if self._model.digest == call.model_digest:
                 await self.device.run(self._model.runner.reset)
                 return
             await self._drop_model()
         load = self._load or self._start_load(call)
         async for progress in load.watch():
             yield progress
+
+    def _cancel_other_load(self, call: InitializeCall) -> None:
+        """It keeps the device thread busy for nobody."""
+        if self._load is not None and self._load.digest != call.model_digest:
+            self._load.cancel()
 
     async def _drop_model(self) -> None:
         """Free the model before the next one is loaded: both may not fit."""
@@ -227,7 +249,8 @@ class Worker:
             await self.device.run(model.runner.reset)
 
     def _start_load(self, call: InitializeCall) -> ModelLoad:
-        load = ModelLoad(call.config, call.config_digest, self._make_runner)
+        make_runner = self._make_runner if call.world_size == 1 else self._group.make_runner
+        load = ModelLoad(call.config, call.model_digest, make_runner)
         self._load = load
         self._tasks.spawn(self._finish_load(load), name="model-load")
         return load
@@ -257,6 +280,7 @@ class Worker:
     async def _release_lease(self, execution: Execution) -> None:
         """End the lease once the device has no step of its holder any more."""
         try:
+            await self._group.leave()
             await self.device.run(lambda: None)
         except ServiceUnavailableError:
             log.debug("device_closed_before_release")

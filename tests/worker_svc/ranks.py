@@ -55,7 +55,7 @@ class Ranks:
                 store = connect_store(found[0])
             groups = self.groups[rank]
             wait_for_ranks(store, groups.layout, threading.Event())
-            groups.join(store, "127.0.0.1")
+            groups.join(store)
             wait_for_ranks(store, groups.layout, threading.Event())
 
         self.run(join_one)

@@ -20,26 +20,38 @@ from worker_svc.parallel.process_group import ProcessGroup, Work, connect
 
 MAX_PENDING_SENDS = 64
 """More than the steps that may be in flight, with hidden states and tokens of each."""
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1"})
 _HIDDEN_TAG, _TOKENS_TAG = 1, 2
 
 
 class ParallelGroups:
     """The groups of one rank. `join` before the first step, `leave` after the last."""
 
-    def __init__(self, layout: RankLayout) -> None:
+    def __init__(self, layout: RankLayout, host: str = "127.0.0.1") -> None:
+        """Prepare.
+
+        Args:
+            layout: This rank's place.
+            host: Address of this machine that the others reach.
+        """
         self.layout = layout
+        self._host = host
         self._tensor: ProcessGroup | None = None
         self._pipeline: ProcessGroup | None = None
         self._pending: deque[tuple[Work, torch.Tensor]] = deque()
 
-    def join(self, store: Store, host: str) -> None:
+    @property
+    def num_ranks_here(self) -> int:
+        """Ranks that share this machine: all, or this one alone as far as it knows."""
+        return self.layout.world_size if self._host in LOOPBACK_HOSTS else 1
+
+    def join(self, store: Store) -> None:
         """Connect to the other ranks, which do the same now.
 
         Args:
             store: Of this generation of the replica.
-            host: Address of this machine that the others reach.
         """
-        layout = self.layout
+        layout, host = self.layout, self._host
         if layout.tp_size > 1:
             name = f"tensor/{layout.stage}"
             self._tensor = connect(store, name, layout.tp_rank, layout.tp_size, host)
