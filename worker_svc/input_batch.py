@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from worker_svc.request_state import BatchRow, RequestState
-from worker_svc.step import SchedulerOutput
+from worker_svc.sampler.table import SamplingTable, draw_seed
+from worker_svc.step import NewRequest, SchedulerOutput
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,6 +59,8 @@ class InputBatch:
         self._block_size = block_size
         self._max_model_len = max_model_len
         self._requests: dict[int, RequestState] = {}
+        self.sampling = SamplingTable()
+        """Sampling state, by the slots of requests."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -72,7 +75,7 @@ class InputBatch:
             StepError: An unknown or doubled handle, or a row without tokens or blocks.
         """
         for handle in (*step.finished_handles, *step.preempted_handles):
-            self._requests.pop(handle, None)  # A handle that is gone already is no error.
+            self._forget(handle)
         for new in step.new_requests:
             if new.handle in self._requests:
                 raise StepError(f"step {step.step}: handle {new.handle} is new but already known")
@@ -81,7 +84,7 @@ class InputBatch:
                     f"step {step.step}: handle {new.handle} has {len(new.block_counts)} block "
                     "tables, this worker reads one"
                 )
-            self._requests[new.handle] = RequestState.from_new_request(new)
+            self._requests[new.handle] = self._new_state(new)
         self._append_blocks(step)
         if len(set(step.handles)) != len(step.handles):
             raise StepError(f"step {step.step}: a handle is scheduled twice")
@@ -129,6 +132,20 @@ class InputBatch:
         """The KV of `rows` is written; that of drafts counts once they are accepted."""
         for row in rows:
             row.state.num_computed_tokens = row.known_end
+
+    def _new_state(self, new: NewRequest) -> RequestState:
+        slot = self.sampling.add(
+            new.sampling.normalized(),
+            draw_seed(new.sampling.seed, new.request_id),
+            new.prompt_token_ids,
+            new.output_token_ids,
+        )
+        return RequestState.from_new_request(new, slot)
+
+    def _forget(self, handle: int) -> None:
+        state = self._requests.pop(handle, None)
+        if state is not None:  # A handle that is gone already is no error.
+            self.sampling.remove(state.slot)
 
     def _append_blocks(self, step: SchedulerOutput) -> None:
         start = 0

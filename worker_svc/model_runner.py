@@ -112,7 +112,9 @@ class ModelRunner:
             return make_output(scheduler_output.step, rows, {}, clock.timings())
         sampling, logits = loaded.logits(inputs, hidden)
         clock.forward_done()
-        sampled = sample_rows(loaded.sampler, scheduler_output, sampling, logits, masks)
+        sampled = sample_rows(
+            loaded.sampler, self._batch.sampling, scheduler_output, sampling, logits, masks
+        )
         if self._tokens is not None:
             self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())
@@ -127,12 +129,17 @@ class _LoadedModel:
     """A model with its weights, and the backend and sampler that go with it."""
 
     def __init__(
-        self, model: CausalModel, info: ModelInfo, dtype: torch.dtype, backend: AttentionBackend
+        self,
+        model: CausalModel,
+        info: ModelInfo,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+        sampler: Sampler,
     ) -> None:
         self.model = model
         self.info = info
         self.backend = backend
-        self.sampler = Sampler(info.eos_token_ids)
+        self.sampler = sampler
         # In float32 the same numbers are promised whatever the batch.
         self.min_rows = MIN_GEMM_ROWS if dtype == torch.float32 else 1
 
@@ -148,7 +155,9 @@ class _LoadedModel:
         built = build_model(source, config.model, dtype, progress, groups)
         spec = built.model.attention_spec
         name, backend = make_attention_backend(config, spec, dtype, torch.device("cpu"))
-        return cls(built.model, _model_info(built, source, dtype, name), dtype, backend)
+        info = _model_info(built, source, dtype, name)
+        sampler = Sampler(info.eos_token_ids, config.model.logprobs_mode)
+        return cls(built.model, info, dtype, backend, sampler)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [num_tokens, hidden_size]; writes the step's keys and values."""

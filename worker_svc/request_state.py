@@ -1,24 +1,20 @@
 """One request on a worker, and what a step computes of it.
 
 Owns the request's arrays: token ids and block table, which grow by doubling, so that a step copies
-nothing of what is known. Knows nothing of steps and of other requests. Kept by the input batch.
+nothing of what is known. What the sampler needs is in the sampling table, at the request's slot.
+Knows nothing of steps and of other requests. Kept by the input batch.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.sampling_params import SamplingParams
-from worker_svc.sampler.metadata import SamplingRow
-from worker_svc.sampler.token_tables import TokenTables
 from worker_svc.step import NewRequest, RowFailure
 
-_SEED_MASK = 2**64 - 1
 _INITIAL_TOKENS = 256
 _INITIAL_BLOCKS = 16
 
@@ -28,8 +24,8 @@ class RequestState:
     """One request. `num_computed_tokens` counts tokens whose KV is written or being written."""
 
     handle: int
-    params: SamplingParams
-    seed: int
+    slot: int
+    """Its place in the sampling table."""
     num_prompt_tokens: int
     num_tokens: int
     """Prompt and output tokens known."""
@@ -43,16 +39,13 @@ class RequestState:
     """Why no later step can sample for it."""
     is_over: bool = False
     """It failed, or it ended while the masks of a step were made: no later step samples for it."""
-    tables: TokenTables | None = None
-    """Made when it first samples."""
 
     @classmethod
-    def from_new_request(cls, new: NewRequest) -> RequestState:
+    def from_new_request(cls, new: NewRequest, slot: int) -> RequestState:
         tokens = [*new.prompt_token_ids, *new.output_token_ids]
         state = cls(
             handle=new.handle,
-            params=new.sampling.normalized(),
-            seed=_seed(new),
+            slot=slot,
             num_prompt_tokens=len(new.prompt_token_ids),
             num_tokens=0,
             num_computed_tokens=new.num_computed_tokens,
@@ -86,18 +79,6 @@ class RequestState:
         self.block_ids = _with_room(self.block_ids, self.num_blocks + len(block_ids))
         self.block_ids[self.num_blocks : self.num_blocks + len(block_ids)] = block_ids
         self.num_blocks += len(block_ids)
-
-    def sampling_row(self, num_drafts: int = 0) -> SamplingRow:
-        """What the sampler needs for the token after the known ones and `num_drafts` drafts."""
-        if self.tables is None:
-            self.tables = TokenTables.from_params(self.params)
-        return SamplingRow(
-            params=self.params,
-            tables=self.tables,
-            seed=self.seed,
-            prompt_token_ids=self.token_ids[: self.num_prompt_tokens],
-            output_token_ids=self.token_ids[self.num_prompt_tokens : self.num_tokens + num_drafts],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +119,3 @@ def _with_room(array: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int32]
     grown = np.zeros(max(size, 2 * len(array)), dtype=array.dtype)
     grown[: len(array)] = array
     return grown
-
-
-def _seed(new: NewRequest) -> int:
-    """The request's seed; without one (the gateway gives every request one) a hash of its id."""
-    if new.sampling.seed is not None:
-        return new.sampling.seed & _SEED_MASK
-    digest = hashlib.blake2b(new.request_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")

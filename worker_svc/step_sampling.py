@@ -19,6 +19,7 @@ from worker_svc.request_state import BatchRow
 from worker_svc.sampler.grammar import MaskedRows
 from worker_svc.sampler.metadata import SamplerOutput, TokenLogprobs
 from worker_svc.sampler.sampler import Sampler
+from worker_svc.sampler.table import SamplingTable
 from worker_svc.sampler.verification import count_verified
 from worker_svc.step import (
     FailedRow,
@@ -41,6 +42,7 @@ class SampledRow:
 
 def sample_rows(
     sampler: Sampler,
+    table: SamplingTable,
     step: SchedulerOutput,
     rows: Sequence[BatchRow],
     logits: torch.Tensor,
@@ -50,6 +52,7 @@ def sample_rows(
 
     Args:
         sampler: The model's.
+        table: Sampling state of the requests.
         step: The step that computed the rows.
         rows: Those that sample.
         logits: [sum of the rows' places, vocab_size] float32; they are changed.
@@ -65,12 +68,16 @@ def sample_rows(
         rows, logits, masked = _await_masks(step, rows, logits, masks)
         if not rows:
             return {}
-    sampling_rows = [row.state.sampling_row() for row in rows]
-    if step.draft_counts:
-        sampling_rows = [
-            row.state.sampling_row(place) for row in rows for place in range(row.num_drafts + 1)
-        ]
-    return _take_tokens(rows, sampler.sample(logits, sampling_rows, masked))
+    drafts = {
+        index: row.draft_token_ids.tolist() for index, row in enumerate(rows) if row.num_drafts
+    }
+    batch = table.gather([row.state.slot for row in rows], drafts)
+    sampled = _take_tokens(rows, sampler.sample(logits, batch, masked))
+    given = [row.state for row in rows if row.state.handle in sampled]
+    table.append(
+        [state.slot for state in given], [sampled[state.handle].token_ids for state in given]
+    )
+    return sampled
 
 
 def make_output(

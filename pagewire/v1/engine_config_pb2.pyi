@@ -88,6 +88,7 @@ class ModelConfig(_message.Message):
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     MODEL_IMPL_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     """In tokens."""
@@ -98,6 +99,8 @@ class ModelConfig(_message.Message):
     """auto, pagewire or transformers."""
     quantization: _builtins.str
     """none, int8 or int4."""
+    logprobs_mode: _builtins.str
+    """raw_logprobs, processed_logprobs, raw_logits or processed_logits."""
     @_builtins.property
     def served_model_name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -111,10 +114,11 @@ class ModelConfig(_message.Message):
         batch_invariant: _builtins.bool = ...,
         model_impl: _builtins.str = ...,
         quantization: _builtins.str = ...,
+        logprobs_mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "max_model_len", b"max_model_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "model_impl", b"model_impl", "quantization", b"quantization", "served_model_name", b"served_model_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "logprobs_mode", b"logprobs_mode", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "model_impl", b"model_impl", "quantization", b"quantization", "served_model_name", b"served_model_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_model_len: _TypeAlias = _typing.Literal["max_model_len"]  # noqa: Y015
     _WhichOneofArgType__max_model_len: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len"]  # noqa: Y015

@@ -442,6 +442,9 @@ class EngineOutputs(_message.Message):
     LOGPROB_HANDLES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROB_HANDLES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROB_COUNTS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     first_step: _builtins.int
     last_step: _builtins.int
     @_builtins.property
@@ -486,6 +489,16 @@ class EngineOutputs(_message.Message):
     def timings(self) -> Global___StepTimings:
         """Where the time of these steps went."""
 
+    @_builtins.property
+    def prompt_logprob_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Columns: requests that asked for prompt logprobs, with their first token and never again, with the number of rows
+        that each has in `prompt_logprobs`: one for each prompt token but the first, which follows nothing.
+        """
+
+    @_builtins.property
+    def prompt_logprob_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.LogprobColumns: ...
     def __init__(
         self,
         *,
@@ -503,10 +516,13 @@ class EngineOutputs(_message.Message):
         logprob_handles: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _common_pb2.LogprobColumns | None = ...,
         timings: Global___StepTimings | None = ...,
+        prompt_logprob_handles: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprob_counts: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _common_pb2.LogprobColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reasons", b"finish_reasons", "finished_handles", b"finished_handles", "first_step", b"first_step", "handles", b"handles", "last_step", b"last_step", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "queue_ns", b"queue_ns", "scheduled_handles", b"scheduled_handles", "stop_token_ids_plus_one", b"stop_token_ids_plus_one", "timings", b"timings", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reasons", b"finish_reasons", "finished_handles", b"finished_handles", "first_step", b"first_step", "handles", b"handles", "last_step", b"last_step", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprob_counts", b"prompt_logprob_counts", "prompt_logprob_handles", b"prompt_logprob_handles", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "scheduled_handles", b"scheduled_handles", "stop_token_ids_plus_one", b"stop_token_ids_plus_one", "timings", b"timings", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -589,6 +605,8 @@ class SchedulerServiceGenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     finish_reason: _common_pb2.FinishReason.ValueType
     """Set in the last message."""
     stop_token_id: _builtins.int
@@ -598,6 +616,16 @@ class SchedulerServiceGenerateResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage: ...
+    @_builtins.property
+    def logprobs(self) -> _common_pb2.LogprobColumns:
+        """Of token_ids, where asked for."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.LogprobColumns:
+        """Where asked for, in the first message that has tokens: a row for each prompt token but the first, which follows
+        nothing.
+        """
+
     def __init__(
         self,
         *,
@@ -605,10 +633,12 @@ class SchedulerServiceGenerateResponse(_message.Message):
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         stop_token_id: _builtins.int | None = ...,
         usage: _common_pb2.Usage | None = ...,
+        logprobs: _common_pb2.LogprobColumns | None = ...,
+        prompt_logprobs: _common_pb2.LogprobColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

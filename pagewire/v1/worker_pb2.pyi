@@ -693,6 +693,9 @@ class ModelRunnerOutput(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     FAILED_MESSAGES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROB_HANDLES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROB_COUNTS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     @_builtins.property
     def sampled_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -722,6 +725,16 @@ class ModelRunnerOutput(_message.Message):
     def failed_messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Column beside failed_handles: what to tell the client."""
 
+    @_builtins.property
+    def prompt_logprob_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Columns: rows that ask for prompt logprobs and sample their first token in this step, with the number of rows that
+        each has in `prompt_logprobs`: one for each prompt token but the first, which follows nothing.
+        """
+
+    @_builtins.property
+    def prompt_logprob_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def prompt_logprobs(self) -> _common_pb2.LogprobColumns: ...
     def __init__(
         self,
         *,
@@ -734,10 +747,13 @@ class ModelRunnerOutput(_message.Message):
         logprobs: _common_pb2.LogprobColumns | None = ...,
         timings: Global___WorkerTimings | None = ...,
         failed_messages: _abc.Iterable[_builtins.str] | None = ...,
+        prompt_logprob_handles: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprob_counts: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_logprobs: _common_pb2.LogprobColumns | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "timings", b"timings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_handles", b"failed_handles", "failed_messages", b"failed_messages", "failed_reasons", b"failed_reasons", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "sampled_counts", b"sampled_counts", "sampled_token_ids", b"sampled_token_ids", "step", b"step", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_handles", b"failed_handles", "failed_messages", b"failed_messages", "failed_reasons", b"failed_reasons", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "prompt_logprob_counts", b"prompt_logprob_counts", "prompt_logprob_handles", b"prompt_logprob_handles", "prompt_logprobs", b"prompt_logprobs", "sampled_counts", b"sampled_counts", "sampled_token_ids", b"sampled_token_ids", "step", b"step", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

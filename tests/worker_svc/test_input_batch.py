@@ -57,20 +57,28 @@ def test_a_prefix_hit_skips_what_is_computed(batch: InputBatch) -> None:
 def test_the_tables_of_a_request_are_made_once_for_all_its_steps(batch: InputBatch) -> None:
     sampling = SamplingParams(logit_bias=((3, 1.5),), allowed_token_ids=(3, 4))
     [row] = batch.update(SchedulerOutput(1, [make_new(1, 2, [5], sampling=sampling)], [1], [2]))
-    tables = row.state.sampling_row().tables
-    row.state.append_tokens([3])
-    assert row.state.sampling_row().tables is tables
-    assert tables.biased is not None and tables.biased.tolist() == [3]
+    [before] = batch.sampling.gather([row.state.slot]).processed
+    batch.sampling.append([row.state.slot], [[3]])
+    [after] = batch.sampling.gather([row.state.slot]).processed
+    assert after.tables is before.tables
+    assert after.tables.biased is not None and after.tables.biased.tolist() == [3]
+
+
+def test_the_slot_of_a_request_that_ended_is_used_again(batch: InputBatch) -> None:
+    sampling = SamplingParams(temperature=0.5, min_tokens=3)
+    [row] = batch.update(SchedulerOutput(1, [make_new(1, 2, [5], sampling=sampling)], [1], [2]))
+    new = make_new(2, 2, [6], sampling=SamplingParams(temperature=0.0))
+    [other] = batch.update(SchedulerOutput(2, [new], [2], [2], finished_handles=[1]))
+    assert other.state.slot == row.state.slot
+    places = batch.sampling.gather([other.state.slot])
+    assert (places.needs.tolist(), places.processed) == ([0], ())
 
 
 def test_a_resumed_request_prefills_its_outputs_too(batch: InputBatch) -> None:
     new = make_new(1, 2, [5], output_token_ids=[8, 9])
     [row] = batch.update(SchedulerOutput(1, [new], [1], [4]))
     assert batch.make_inputs([row]).token_ids.tolist() == [100, 101, 8, 9]
-    sampling_row = row.state.sampling_row()
-    assert sampling_row.output_index == 2
-    assert sampling_row.prompt_token_ids.tolist() == [100, 101]
-    assert sampling_row.output_token_ids.tolist() == [8, 9]
+    assert batch.sampling.gather([row.state.slot]).output_indices.tolist() == [2]
 
 
 def test_single_tokens_come_first_and_the_longest_of_them_before_the_others(
@@ -124,7 +132,8 @@ def test_without_a_seed_the_request_id_decides(batch: InputBatch) -> None:
         make_new(3, 1, [3], sampling=SamplingParams(), request_id="b"),
     ]
     rows = batch.update(SchedulerOutput(1, new, [1, 2, 3], [1, 1, 1]))
-    first, same, other = (row.state.seed for row in rows)
+    places = batch.sampling.gather([row.state.slot for row in rows])
+    first, same, other = places.seeds.tolist()
     assert first == same != other
 
 

@@ -1,47 +1,87 @@
-"""What the sampler needs to know of each row, as columns.
+"""What the sampler needs to know of the places it samples at, as columns, and what it gives.
 
-Built by the input batch for the rows that sample in a step. Knows nothing of handles or blocks.
+A place is a row of logits: a request has one, and one more for each of its drafts. Made by the
+sampling table. Knows nothing of handles or blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 
 import numpy as np
 import numpy.typing as npt
 
-from pagewire.sampling_params import SamplingParams
+from worker_svc.sampler.token_counts import CountedTokens
 from worker_svc.sampler.token_tables import TokenTables
 from worker_svc.step import RowFailure
 
+Float32s = npt.NDArray[np.float32]
+Float64s = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Seeds = npt.NDArray[np.uint64]
+
+
+class Need(IntFlag):
+    """What a request asks for beyond the largest logit; places without a need are left alone."""
+
+    PROCESSORS = 1
+    """Allowed ids, bad words, min_tokens, logit_bias or penalties."""
+    DRAW = 2
+    """A temperature."""
+    LOGPROBS = 4
+
 
 @dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """One row: its parameters, and the token ids that penalties and `min_tokens` look at."""
+class ProcessedRow:
+    """One place whose logits are changed before a token is chosen."""
 
-    params: SamplingParams
-    """Normalized."""
+    place: int
     tables: TokenTables
-    """The token ids that `params` names."""
-    seed: int
-    """64 bits, unsigned."""
-    prompt_token_ids: npt.NDArray[np.int32]
-    output_token_ids: npt.NDArray[np.int32]
-    """Outputs so far; their number is the output index of the draw."""
+    is_below_min_tokens: bool
+    output_tail: Sequence[int]
+    """The last output tokens, as many as the longest bad word has before its last one."""
+    penalized: CountedTokens | None
+    """None without penalties."""
 
-    @property
-    def output_index(self) -> int:
-        return len(self.output_token_ids)
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """The places of a step; columns are [num_places]."""
+
+    needs: npt.NDArray[np.uint8]
+    """Bits of `Need`."""
+    temperatures: Float32s
+    """1 where greedy."""
+    log_min_p: Float64s
+    """-inf without min_p."""
+    top_k: Ints
+    """0 without."""
+    top_p: Float64s
+    seeds: Seeds
+    """64 bits."""
+    output_indices: Ints
+    """How many output tokens, drafts before the place counted, precede the draw."""
+    num_logprobs: Ints
+    """Of the likeliest tokens; means nothing without the need."""
+    processed: Sequence[ProcessedRow] = ()
+
+    def __len__(self) -> int:
+        return len(self.needs)
+
+    def places_with(self, need: Need) -> Ints:
+        """Indices of the places that have a need, in rising order."""
+        return np.flatnonzero(self.needs & np.uint8(need))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """One entry a row, in the order of the rows."""
+    """One entry a place, in the order of the places."""
 
-    token_ids: npt.NDArray[np.int64]
+    token_ids: Ints
     failures: Sequence[RowFailure | None]
-    """Why a row has no token; its token id means nothing then."""
+    """Why a place has no token; its token id means nothing then."""
     logprobs: Sequence[TokenLogprobs | None]
 
 

@@ -1,75 +1,123 @@
-"""What changes logits before a token is chosen, row by row, in vLLM V1's order.
+"""What changes logits before a token is chosen, in vLLM V1's order.
 
 allowed_token_ids, bad words, min_tokens, logit_bias, then repetition, frequency and presence
-penalties. Rows that ask for nothing cost nothing. Changes the logits in place.
+penalties: each one operation on all places that ask for it, and nothing on any other. Changes the
+logits in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.sampler.metadata import SamplingRow
+from worker_svc.sampler.metadata import ProcessedRow
+from worker_svc.sampler.token_counts import CountedTokens, Penalties
 from worker_svc.sampler.token_tables import BadWords
 
 
 def apply_processors(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: torch.Tensor
+    logits: torch.Tensor, rows: Sequence[ProcessedRow], eos_token_ids: torch.Tensor
 ) -> None:
-    """Applies every processor to logits [num_rows, vocab_size] float32, in place.
+    """Applies every processor to logits [num_places, vocab_size] float32, contiguous, in place.
 
     Args:
-        logits: [num_rows, vocab_size] float32.
-        rows: One for each row of logits.
+        logits: [num_places, vocab_size] float32.
+        rows: The places that ask for any, each once.
         eos_token_ids: int64 [num_eos]: what `min_tokens` forbids beside a request's stop ids.
     """
-    for index, row in enumerate(rows):
-        row_logits, tables = logits[index], row.tables
-        if tables.allowed is not None:
-            _allow(row_logits, tables.allowed)
-        if tables.bad_words is not None:
-            _mask_bad_words(row_logits, row.output_token_ids, tables.bad_words)
-        if tables.stops is not None and row.output_index < row.params.min_tokens:
-            row_logits[eos_token_ids] = -torch.inf
-            row_logits[tables.stops] = -torch.inf
-        if tables.biased is not None and tables.biases is not None:
-            row_logits.index_add_(0, tables.biased, tables.biases)
-        _penalize(row_logits, row)
+    _allow(logits, rows)
+    _forbid(logits, rows, eos_token_ids)
+    _add_biases(logits, rows)
+    _penalize(logits, rows)
 
 
-def _allow(logits: torch.Tensor, allowed: torch.Tensor) -> None:
-    kept = logits[allowed]
-    logits.fill_(-torch.inf)
-    logits[allowed] = kept
+def _allow(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
+    allowed = [(row.place, row.tables.allowed) for row in rows if row.tables.allowed is not None]
+    if not allowed:
+        return
+    flat, indices = logits.view(-1), _flat_indices(logits, allowed)
+    kept = flat[indices]
+    logits[[place for place, _ in allowed]] = -torch.inf
+    flat[indices] = kept
 
 
-def _mask_bad_words(
-    logits: torch.Tensor, output_token_ids: npt.NDArray[np.int32], words: BadWords
+def _forbid(
+    logits: torch.Tensor, rows: Sequence[ProcessedRow], eos_token_ids: torch.Tensor
 ) -> None:
-    num_outputs = len(output_token_ids)
-    tail = output_token_ids[max(0, num_outputs - words.prefix_lengths[-1]) :].tolist()
+    """Bad words and `min_tokens`; the order of the two plays no part."""
+    forbidden: list[tuple[int, torch.Tensor]] = []
+    for row in rows:
+        words, stops = row.tables.bad_words, row.tables.stops
+        if words is not None:
+            forbidden += ((row.place, ids) for ids in _last_ids(words, row.output_tail))
+        if stops is not None and row.is_below_min_tokens:
+            forbidden += ((row.place, eos_token_ids), (row.place, stops))
+    if forbidden:
+        logits.view(-1)[_flat_indices(logits, forbidden)] = -torch.inf
+
+
+def _last_ids(words: BadWords, output_tail: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Last tokens of the words whose other tokens the output ends with."""
+    num_outputs = len(output_tail)
     for length in words.prefix_lengths:
         if length > num_outputs:
             return
-        # The last token is forbidden only where the output already ends with all before it.
-        last_ids = words.by_prefix.get(tuple(tail[len(tail) - length :]))
+        last_ids = words.by_prefix.get(tuple(output_tail[num_outputs - length :]))
         if last_ids is not None:
-            logits[last_ids] = -torch.inf
+            yield last_ids
 
 
-def _penalize(logits: torch.Tensor, row: SamplingRow) -> None:
-    params = row.params
-    if params.repetition_penalty != 1.0:
-        seen = np.unique(np.concatenate((row.prompt_token_ids, row.output_token_ids)))
-        token_ids = torch.from_numpy(seen.astype(np.int64))
-        values = logits[token_ids]
-        penalty = params.repetition_penalty
-        logits[token_ids] = torch.where(values > 0, values / penalty, values * penalty)
-    if params.frequency_penalty or params.presence_penalty:
-        seen, counts = np.unique(row.output_token_ids, return_counts=True)
-        token_ids = torch.from_numpy(seen.astype(np.int64))
-        times = torch.from_numpy(counts.astype(np.float32))
-        logits[token_ids] -= times * params.frequency_penalty + params.presence_penalty
+def _add_biases(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
+    biased = [(row.place, row.tables.biased) for row in rows if row.tables.biased is not None]
+    if biased:
+        biases = [row.tables.biases for row in rows if row.tables.biases is not None]
+        # A sum in the order of the request, where it names an id twice: index_put_ promises none.
+        logits.view(-1).index_add_(0, _flat_indices(logits, biased), torch.cat(biases))
+
+
+def _penalize(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
+    penalized = [(row.place, row.penalized) for row in rows if row.penalized is not None]
+    if not penalized:
+        return
+    counted = [tokens for _, tokens in penalized]
+    sizes = [len(tokens.token_ids) for tokens in counted]
+    starts = np.array([place * logits.shape[1] for place, _ in penalized])
+    token_ids = np.concatenate([tokens.token_ids for tokens in counted])
+    indices = torch.from_numpy(token_ids + np.repeat(starts, sizes))
+    times = torch.from_numpy(np.concatenate([tokens.counts for tokens in counted]))
+    repetition, frequency, presence = _columns(counted, sizes)
+    flat = logits.view(-1)
+    values = flat[indices]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    flat[indices] = values - (times * frequency + presence * (times > 0))
+
+
+def _columns(
+    counted: Sequence[CountedTokens], sizes: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Repetition, frequency and presence penalty for each counted token, float32."""
+    penalties: list[Penalties] = [tokens.penalties for tokens in counted]
+    columns: tuple[list[float], ...] = (
+        [one.repetition for one in penalties],
+        [one.frequency for one in penalties],
+        [one.presence for one in penalties],
+    )
+    repetition, frequency, presence = (
+        torch.from_numpy(np.repeat(np.array(column, dtype=np.float32), sizes)) for column in columns
+    )
+    return repetition, frequency, presence
+
+
+def _flat_indices(
+    logits: torch.Tensor, ids_of_places: Sequence[tuple[int, torch.Tensor]]
+) -> torch.Tensor:
+    """Where token ids of places lie in the flat logits, int64."""
+    sizes = [len(token_ids) for _, token_ids in ids_of_places]
+    starts: npt.NDArray[np.int64] = np.array(
+        [place * logits.shape[1] for place, _ in ids_of_places], dtype=np.int64
+    )
+    shifts = torch.from_numpy(np.repeat(starts, sizes))
+    return torch.cat([token_ids for _, token_ids in ids_of_places]) + shifts

@@ -1,8 +1,8 @@
-"""Chooses one token a row: greedy, or the draw of docs/design/draws.md.
+"""Chooses one token a place: greedy, or the draw of docs/design/draws.md.
 
-Owns the order of operations. A row's token depends on its own logits, parameters, seed and output
-index, never on its place in the batch. A row of NaN, or one where every token is masked, fails
-alone. Called by the model runner; knows nothing of requests.
+Owns the order of operations. A token depends on its own logits, parameters, seed and output index,
+never on its place in the batch. A row of NaN, or one where every token is masked, fails alone.
+Called by the model runner; knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -13,94 +13,116 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagewire.engine_config import LogprobsMode
+from worker_svc.sampler.draws import draw, row_chunks, scale
 from worker_svc.sampler.grammar import MaskedRows, apply_masks
-from worker_svc.sampler.logprobs import token_logprobs
-from worker_svc.sampler.metadata import SamplerOutput, SamplingRow, TokenLogprobs
-from worker_svc.sampler.philox import uniforms
+from worker_svc.sampler.logprobs import logprob_table
+from worker_svc.sampler.metadata import Need, SamplerOutput, SamplingBatch, TokenLogprobs
 from worker_svc.sampler.processors import apply_processors
-from worker_svc.sampler.truncation import lowest_survivor, survivor_weights
+from worker_svc.sampler.selection import BlockedRows, Ints
+from worker_svc.sampler.truncation import Truncation, lowest_survivors
 from worker_svc.step import EMPTY_MASK, NAN_LOGITS, RowFailure
 
 
 class Sampler:
-    """Sampler of one model; `eos_token_ids` are what `min_tokens` forbids."""
+    """Sampler of one model."""
 
-    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, eos_token_ids: Sequence[int], logprobs_mode: LogprobsMode = "raw_logprobs"
+    ) -> None:
+        """Make a sampler.
+
+        Args:
+            eos_token_ids: What `min_tokens` forbids.
+            logprobs_mode: What is given as logprobs: of which logits, and whether normalized.
+        """
         self._eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.int64)
+        self._gives_raw = logprobs_mode.startswith("raw_")
+        self._normalizes = logprobs_mode.endswith("_logprobs")
 
     def sample(
-        self,
-        logits: torch.Tensor,
-        rows: Sequence[SamplingRow],
-        masked: MaskedRows | None = None,
+        self, logits: torch.Tensor, batch: SamplingBatch, masked: MaskedRows | None = None
     ) -> SamplerOutput:
         """One token for each row of logits.
 
         Args:
-            logits: [num_rows, vocab_size] float32; they are changed.
-            rows: One for each row of logits.
+            logits: [num_places, vocab_size] float32, contiguous; they are changed.
+            batch: The places.
             masked: Grammar masks. They come first: logprobs are those of what a mask leaves.
         """
-        failures = _non_finite_rows(logits)
+        rows = BlockedRows.of(logits)
+        # NaN or +inf anywhere in a row shows in its maximum.
+        is_finite = (rows.maxima.amax(-1) < torch.inf).numpy()
         if masked is not None:
             apply_masks(logits, masked)
-        raw = {
-            index: logits[index].clone()
-            for index, row in enumerate(rows)
-            if row.params.logprobs is not None and failures[index] is None
-        }
-        apply_processors(logits, rows, self._eos_token_ids)
-        best = logits.max(dim=-1)
-        token_ids: npt.NDArray[np.int64] = best.indices.numpy().copy()
-        for index, maximum in enumerate(best.values.tolist()):
-            if failures[index] is None and maximum == -np.inf:
-                failures[index] = EMPTY_MASK
-        drawn = [
-            index
-            for index, row in enumerate(rows)
-            if not row.params.is_greedy and failures[index] is None
-        ]
-        if drawn:
-            token_ids[drawn] = _draw(logits, rows, drawn)
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-        for index, raw_logits in raw.items():
-            if failures[index] is None:
-                num_top = rows[index].params.logprobs or 0
-                logprobs[index] = token_logprobs(raw_logits, int(token_ids[index]), num_top)
-        return SamplerOutput(token_ids, failures, logprobs)
+            rows.refresh(np.array(masked.places, dtype=np.int64))
+        asking = batch.places_with(Need.LOGPROBS)
+        raw = self._copy_raw(logits, batch, asking)
+        if batch.processed:
+            apply_processors(logits, batch.processed, self._eos_token_ids)
+            rows.refresh(np.array([row.place for row in batch.processed]))
+        is_empty = (rows.maxima.amax(-1) == -torch.inf).numpy()
+        has_token = is_finite & ~is_empty
+        token_ids = rows.argmax()
+        drawn = batch.places_with(Need.DRAW)
+        drawn = drawn[has_token[drawn]]
+        if len(drawn):
+            token_ids[drawn] = draw(rows, batch, drawn)
+        logprobs: list[TokenLogprobs | None] = [None] * len(batch)
+        if len(asking):
+            self._put_logprobs(logprobs, rows, batch, asking, raw, token_ids, has_token)
+        return SamplerOutput(token_ids, _failures(is_finite, is_empty), logprobs)
+
+    def _copy_raw(
+        self, logits: torch.Tensor, batch: SamplingBatch, asking: Ints
+    ) -> torch.Tensor | None:
+        """Logits of the asking places before processors; None if they change none."""
+        if not (self._gives_raw and batch.processed and len(asking)):
+            return None
+        return logits[torch.from_numpy(asking)]
+
+    def _put_logprobs(
+        self,
+        logprobs: list[TokenLogprobs | None],
+        rows: BlockedRows,
+        batch: SamplingBatch,
+        asking: Ints,
+        raw: torch.Tensor | None,
+        token_ids: Ints,
+        has_token: npt.NDArray[np.bool_],
+    ) -> None:
+        given = np.flatnonzero(has_token[asking])
+        for part in row_chunks(len(given), rows.logits.shape[1]):
+            places = asking[given[part]]
+            if not self._gives_raw:
+                values = _processed(rows, batch, places)
+            elif raw is None:
+                values = rows.logits[torch.from_numpy(places)]
+            else:
+                values = raw[torch.from_numpy(given[part])]
+            if self._normalizes:
+                values = torch.log_softmax(values, dim=-1)
+            num_top = batch.num_logprobs[places]
+            table = logprob_table(values, token_ids[places], int(num_top.max()))
+            entries = table.entries(token_ids[places], num_top)
+            for place, entry in zip(places.tolist(), entries, strict=True):
+                logprobs[place] = entry
 
 
-def draw_token(weights: torch.Tensor, uniform: float) -> int:
-    """Inverse CDF in vocabulary order.
-
-    Args:
-        weights: [vocab_size] float32, not negative, at least one above zero; any scale.
-        uniform: Strictly inside (0, 1).
-    """
-    cumulative = weights.double().cumsum(0).numpy()
-    total = cumulative[-1]
-    token_id = int(np.searchsorted(cumulative, uniform * total, side="right"))
-    # The product may round up to the total: then the last token that has any weight.
-    return min(token_id, int(np.searchsorted(cumulative, total, side="left")))
+def _processed(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> torch.Tensor:
+    """Logits that tokens were chosen from: divided by the temperature, -inf where dropped."""
+    scaled = scale(rows, batch, places)
+    lowest = lowest_survivors(scaled, Truncation.of(batch, places))
+    dropped = scaled.logits < torch.from_numpy(lowest[:, None])
+    return scaled.logits.masked_fill_(dropped, -torch.inf)
 
 
-def _draw(
-    logits: torch.Tensor, rows: Sequence[SamplingRow], drawn: Sequence[int]
-) -> npt.NDArray[np.int64]:
-    draws = uniforms(
-        np.array([rows[index].seed for index in drawn], dtype=np.uint64),
-        np.array([rows[index].output_index for index in drawn], dtype=np.uint64),
-    )
-    token_ids = np.empty(len(drawn), dtype=np.int64)
-    for place, (index, uniform) in enumerate(zip(drawn, draws.tolist(), strict=True)):
-        params = rows[index].params
-        scaled = logits[index] / params.temperature
-        weights = survivor_weights(scaled, lowest_survivor(scaled, params))
-        token_ids[place] = draw_token(weights, uniform)
-    return token_ids
-
-
-def _non_finite_rows(logits: torch.Tensor) -> list[RowFailure | None]:
-    """NaN or +inf anywhere in a row shows in its maximum."""
-    finite = logits.amax(dim=-1) < torch.inf
-    return [None if ok else NAN_LOGITS for ok in finite.tolist()]
+def _failures(
+    is_finite: npt.NDArray[np.bool_], is_empty: npt.NDArray[np.bool_]
+) -> list[RowFailure | None]:
+    failures: list[RowFailure | None] = [None] * len(is_finite)
+    for place in np.flatnonzero(is_empty).tolist():
+        failures[place] = EMPTY_MASK
+    for place in np.flatnonzero(~is_finite).tolist():
+        failures[place] = NAN_LOGITS
+    return failures

@@ -1,8 +1,8 @@
 """The token ids that a request's parameters name, as tensors made once for all of its steps.
 
 A request may name thousands of ids: making tensors of them in each step, or going through them one
-by one, would slow every other request of the batch. Kept by the input batch beside the request;
-read by the processors. Knows nothing of logits.
+by one, would slow every other request of the batch. Kept by the sampling table; read by the
+processors. Knows nothing of logits.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class TokenTables:
     stops: torch.Tensor | None
     """Of `stop_token_ids`, for `min_tokens`; None without `min_tokens`."""
     bad_words: BadWords | None
+
+    @property
+    def is_empty(self) -> bool:
+        named = (self.allowed, self.biased, self.stops, self.bad_words)
+        return all(table is None for table in named)
 
     @classmethod
     def from_params(cls, params: SamplingParams) -> TokenTables:

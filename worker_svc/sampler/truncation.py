@@ -3,61 +3,100 @@
 Thresholds rather than sorted lists: tokens that tie with the last one kept are all kept, so the
 result depends on no order. No full sort of the vocabulary: the likeliest tokens are selected in
 growing numbers until they hold what top_p asks for. A row's threshold is a function of its own
-logits and parameters alone.
+logits and parameters alone, whatever the rows beside it.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from pagewire.sampling_params import SamplingParams
+from worker_svc.sampler.metadata import Float64s, SamplingBatch
+from worker_svc.sampler.selection import BlockedRows, Float32s, Ints
+from worker_svc.sampler.weights import total_weights
 
 FIRST_CANDIDATES = 64
-"""Likeliest tokens that top_p looks at first; times 16 for as long as they are too few."""
+"""Likeliest tokens that top_k and top_p look at first; times 16 for as long as they are too few."""
 
 
-def lowest_survivor(logits: torch.Tensor, params: SamplingParams) -> float:
-    """The threshold of one row; -inf keeps all.
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Parameters of rows, as columns [num_rows]; with none of them a row keeps all."""
+
+    temperatures: Float32s
+    log_min_p: Float64s
+    top_k: Ints
+    """0 keeps all."""
+    top_p: Float64s
+    """1 keeps all."""
+
+    @classmethod
+    def of(cls, batch: SamplingBatch, places: Ints) -> Truncation:
+        return cls(
+            batch.temperatures[places],
+            batch.log_min_p[places],
+            batch.top_k[places],
+            batch.top_p[places],
+        )
+
+    def __len__(self) -> int:
+        return len(self.top_k)
+
+
+def lowest_survivors(rows: BlockedRows, truncation: Truncation) -> Float32s:
+    """The threshold of each row, [num_rows]; -inf keeps all.
 
     Args:
-        logits: [vocab_size] float32, already divided by the temperature.
-        params: Normalized parameters of the row.
+        rows: Logits already divided by the temperature; at least one of each row is finite, none
+            is NaN.
+        truncation: Parameters of the rows.
     """
-    threshold = -math.inf
-    maximum = float(logits.max())
-    if params.min_p > 0.0:
-        threshold = _float32(maximum + math.log(params.min_p))
-    if 0 < params.top_k < logits.shape[0]:
-        threshold = max(threshold, float(logits.topk(params.top_k).values[-1]))
-    if params.top_p < 1.0:
-        threshold = max(threshold, _top_p_threshold(logits, threshold, maximum, params.top_p))
-    return threshold
+    maxima = rows.maxima.amax(-1).numpy()
+    # Without min_p the sum is -inf.
+    thresholds = (maxima.astype(np.float64) + truncation.log_min_p).astype(np.float32)
+    _raise_to_top_k(rows, truncation.top_k, thresholds)
+    _raise_to_top_p(rows, truncation.top_p, maxima, thresholds)
+    return thresholds
 
 
-def survivor_weights(logits: torch.Tensor, threshold: float) -> torch.Tensor:
-    """exp(logit - maximum) of the survivors, 0 for all others: [vocab_size] float32."""
-    weights = torch.exp(logits - logits.max())
-    if threshold > -math.inf:
-        weights.masked_fill_(logits < threshold, 0.0)
+def _raise_to_top_k(rows: BlockedRows, top_k: Ints, thresholds: Float32s) -> None:
+    limited = np.flatnonzero((top_k > 0) & (top_k < rows.logits.shape[1]))
+    for places in (
+        limited[top_k[limited] <= FIRST_CANDIDATES],
+        limited[top_k[limited] > FIRST_CANDIDATES],
+    ):
+        if len(places):
+            wanted = top_k[places]
+            largest = rows.largest(places, int(wanted.max()))
+            kth = largest[np.arange(len(places)), wanted - 1]
+            thresholds[places] = np.maximum(thresholds[places], kth)
+
+
+def _raise_to_top_p(
+    rows: BlockedRows, top_p: Float64s, maxima: Float32s, thresholds: Float32s
+) -> None:
+    """To the logit at which the sum of the likeliest survivors reaches `top_p` of them all."""
+    places = np.flatnonzero(top_p < 1.0)
+    if not len(places):
+        return
+    wanted = top_p[places] * total_weights(rows, places, maxima, thresholds)
+    vocab_size = rows.logits.shape[1]
+    num_candidates = min(FIRST_CANDIDATES, vocab_size)
+    while len(places):
+        candidates = rows.largest(places, num_candidates)
+        reached = _cumulative_weights(candidates, maxima[places]) >= wanted[:, None]
+        if num_candidates == vocab_size:
+            reached[:, -1] = True  # but for rounding they do
+        found = reached[:, -1]
+        last = candidates[found, reached[found].argmax(axis=1)]
+        thresholds[places[found]] = np.maximum(thresholds[places[found]], last)
+        places, wanted = places[~found], wanted[~found]
+        num_candidates = min(16 * num_candidates, vocab_size)
+
+
+def _cumulative_weights(candidates: Float32s, maxima: Float32s) -> Float64s:
+    logits = torch.from_numpy(candidates - maxima[:, None])
+    weights: Float64s = torch.exp(logits).cumsum(-1, dtype=torch.float64).numpy()
     return weights
-
-
-def _top_p_threshold(logits: torch.Tensor, threshold: float, maximum: float, top_p: float) -> float:
-    """The logit at which the sum of the likeliest survivors reaches `top_p` of them all."""
-    # cumsum rather than sum: one order of additions, whatever the number of threads.
-    wanted = top_p * float(survivor_weights(logits, threshold).double().cumsum(0)[-1])
-    num_candidates = min(FIRST_CANDIDATES, logits.shape[0])
-    while True:
-        candidates = logits.topk(num_candidates).values  # falling
-        reached = torch.exp(candidates - maximum).double().cumsum(0) >= wanted
-        if bool(reached[-1]):
-            return float(candidates[int(reached.int().argmax())])
-        if num_candidates == logits.shape[0]:
-            return float(candidates[-1])
-        num_candidates = min(16 * num_candidates, logits.shape[0])
-
-
-def _float32(value: float) -> float:
-    return float(torch.tensor(value, dtype=torch.float32))

@@ -1,15 +1,25 @@
-"""Rows for the sampler's tests."""
+"""Requests and places for the sampler's tests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pagewire.sampling_params import SamplingParams
-from worker_svc.sampler.metadata import SamplingRow
-from worker_svc.sampler.token_tables import TokenTables
+from worker_svc.sampler.metadata import SamplingBatch
+from worker_svc.sampler.table import SamplingTable
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request that samples."""
+
+    params: SamplingParams
+    """Normalized."""
+    seed: int
+    prompt: Sequence[int]
+    output: Sequence[int]
 
 
 def make_row(
@@ -18,12 +28,14 @@ def make_row(
     output: Sequence[int] = (),
     seed: int = 0,
     **params: Any,
-) -> SamplingRow:
-    normalized = SamplingParams(**params).normalized()
-    return SamplingRow(
-        params=normalized,
-        tables=TokenTables.from_params(normalized),
-        seed=seed,
-        prompt_token_ids=np.array(prompt, dtype=np.int32),
-        output_token_ids=np.array(output, dtype=np.int32),
-    )
+) -> Row:
+    return Row(SamplingParams(**params).normalized(), seed, prompt, output)
+
+
+def make_batch(
+    rows: Sequence[Row], drafts: Mapping[int, Sequence[int]] | None = None
+) -> SamplingBatch:
+    """The places of requests that have just come, new or resumed."""
+    table = SamplingTable()
+    slots = [table.add(row.params, row.seed, row.prompt, row.output) for row in rows]
+    return table.gather(slots, drafts)

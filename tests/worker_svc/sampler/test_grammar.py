@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.worker_svc.runner_factories import bitmask
-from tests.worker_svc.sampler.factories import make_row
+from tests.worker_svc.sampler.factories import make_batch, make_row
 from worker_svc.sampler.grammar import MaskedRows, apply_masks
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import EMPTY_MASK, NAN_LOGITS
@@ -40,7 +40,7 @@ def test_a_mask_hides_no_nan_and_an_empty_one_is_no_nan() -> None:
     logits = torch.zeros(3, 10)
     logits[0, 4] = torch.nan
     masks = np.stack([bitmask([1], 10), bitmask([], 10), bitmask([7], 10)])
-    output = Sampler(()).sample(logits, [make_row()] * 3, MaskedRows([0, 1, 2], masks))
+    output = Sampler(()).sample(logits, make_batch([make_row()] * 3), MaskedRows([0, 1, 2], masks))
     assert list(output.failures) == [NAN_LOGITS, EMPTY_MASK, None]
     assert output.token_ids[2] == 7
 
@@ -49,7 +49,7 @@ def test_a_mask_comes_before_what_the_parameters_say() -> None:
     # Penalties and biases lift nothing that the mask forbids.
     row = make_row(temperature=0.0, logit_bias=((3, 100.0), (5, 1.0)), logprobs=2)
     masked = MaskedRows([0], bitmask([4, 5], 10)[None])
-    output = Sampler(()).sample(torch.zeros(1, 10), [row], masked)
+    output = Sampler(()).sample(torch.zeros(1, 10), make_batch([row]), masked)
     [logprobs] = output.logprobs
     assert output.token_ids.tolist() == [5]
     assert logprobs is not None

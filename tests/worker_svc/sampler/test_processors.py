@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worker_svc.sampler.factories import make_row
+from tests.worker_svc.sampler.factories import make_batch, make_row
 from worker_svc.sampler.processors import apply_processors
 
 EOS = torch.tensor([2])
@@ -14,7 +14,7 @@ EOS = torch.tensor([2])
 
 def processed(values: list[float], **row: Any) -> list[float]:
     logits = torch.tensor([values], dtype=torch.float32)
-    apply_processors(logits, [make_row(**row)], EOS)
+    apply_processors(logits, make_batch([make_row(**row)]).processed, EOS)
     return logits[0].tolist()
 
 
@@ -69,5 +69,5 @@ def test_biases_of_one_token_add_up() -> None:
 
 def test_rows_do_not_touch_each_other() -> None:
     logits = torch.zeros(2, 3)
-    apply_processors(logits, [make_row(), make_row(min_tokens=1)], EOS)
+    apply_processors(logits, make_batch([make_row(), make_row(min_tokens=1)]).processed, EOS)
     assert logits.tolist() == [[0, 0, 0], [0, 0, -math.inf]]

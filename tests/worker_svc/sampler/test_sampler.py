@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker_svc.sampler.factories import make_row
-from worker_svc.sampler.sampler import Sampler, draw_token
+from tests.worker_svc.sampler.factories import make_batch, make_row
+from worker_svc.sampler.sampler import Sampler
+from worker_svc.sampler.weights import inverse_cdf
 from worker_svc.step import EMPTY_MASK, NAN_LOGITS
 
 VOCAB_SIZE = 1000
@@ -27,14 +28,14 @@ def random_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
 def test_greedy_takes_the_largest_logit(sampler: Sampler) -> None:
     logits = random_logits(3)
     rows = [make_row(temperature=temperature) for temperature in (0.0, 1e-6, 0.0)]
-    output = sampler.sample(logits.clone(), rows)
+    output = sampler.sample(logits.clone(), make_batch(rows))
     assert output.token_ids.tolist() == logits.argmax(-1).tolist()
 
 
 def test_greedy_takes_the_first_of_equals(sampler: Sampler) -> None:
     logits = torch.zeros(2, VOCAB_SIZE)
     logits[0, [700, 31, 500]] = 1.0
-    output = sampler.sample(logits, [make_row(temperature=0.0)] * 2)
+    output = sampler.sample(logits, make_batch([make_row(temperature=0.0)] * 2))
     assert output.token_ids.tolist() == [31, 0]
 
 
@@ -56,7 +57,7 @@ def test_draws_follow_the_distribution(sampler: Sampler, params: dict[str, Any])
     counts = np.zeros(len(probabilities))
     for index in range(num_draws):
         rows = [make_row(seed=11, output=[0] * index, **params)]
-        token_ids = sampler.sample(probabilities.log()[None].clone(), rows).token_ids
+        token_ids = sampler.sample(probabilities.log()[None].clone(), make_batch(rows)).token_ids
         counts[token_ids[0]] += 1
     expected = expected_probabilities(probabilities.numpy().astype(np.float64), **params)
     assert counts[expected == 0].sum() == 0
@@ -100,10 +101,15 @@ def test_a_draw_does_not_depend_on_the_place_in_the_batch(sampler: Sampler) -> N
         {"seed": 1, "min_tokens": 3},
     ]
     rows = [make_row(**row) for row in params]
-    together = sampler.sample(logits.clone(), rows).token_ids.tolist()
+    together = sampler.sample(logits.clone(), make_batch(rows)).token_ids.tolist()
     order = [5, 2, 7, 0, 1, 6, 4, 3]
-    shuffled = sampler.sample(logits[order].clone(), [rows[i] for i in order]).token_ids.tolist()
-    alone = [int(sampler.sample(logits[[i]].clone(), [rows[i]]).token_ids[0]) for i in range(8)]
+    shuffled = sampler.sample(
+        logits[order].clone(), make_batch([rows[i] for i in order])
+    ).token_ids.tolist()
+    alone = [
+        int(sampler.sample(logits[[i]].clone(), make_batch([rows[i]])).token_ids[0])
+        for i in range(8)
+    ]
     assert together == alone
     assert shuffled == [together[i] for i in order]
 
@@ -113,7 +119,7 @@ def test_seed_and_index_decide_the_draw(sampler: Sampler) -> None:
 
     def draw(seed: int, index: int) -> int:
         row = make_row(seed=seed, output=[0] * index)
-        return int(sampler.sample(logits.clone(), [row]).token_ids[0])
+        return int(sampler.sample(logits.clone(), make_batch([row])).token_ids[0])
 
     # A flat distribution over 1,000 tokens shows the documented uniform's first three digits.
     assert (draw(42, 0), draw(42, 1), draw(42, 1000), draw(0, 0)) == (612, 987, 781, 399)
@@ -125,9 +131,11 @@ def test_a_row_that_is_not_finite_fails_alone(
     sampler: Sampler, bad: float, temperature: float
 ) -> None:
     logits = random_logits(3)
-    expected = sampler.sample(logits.clone(), [make_row(temperature=temperature)] * 3).token_ids
+    expected = sampler.sample(
+        logits.clone(), make_batch([make_row(temperature=temperature)] * 3)
+    ).token_ids
     logits[1, 77] = bad
-    output = sampler.sample(logits, [make_row(temperature=temperature, logprobs=2)] * 3)
+    output = sampler.sample(logits, make_batch([make_row(temperature=temperature, logprobs=2)] * 3))
     assert list(output.failures) == [None, NAN_LOGITS, None]
     assert output.logprobs[1] is None
     assert output.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
@@ -135,13 +143,13 @@ def test_a_row_that_is_not_finite_fails_alone(
 
 def test_a_row_with_every_token_masked_fails_alone(sampler: Sampler) -> None:
     rows = [make_row(allowed_token_ids=(2,), min_tokens=1), make_row()]
-    assert list(sampler.sample(random_logits(2), rows).failures) == [EMPTY_MASK, None]
+    assert list(sampler.sample(random_logits(2), make_batch(rows)).failures) == [EMPTY_MASK, None]
 
 
 def test_logprobs_are_those_before_penalties_and_temperature(sampler: Sampler) -> None:
     logits = random_logits(1)
     row = make_row(temperature=0.1, logprobs=2, logit_bias=((123, 100.0),))
-    output = sampler.sample(logits.clone(), [row])
+    output = sampler.sample(logits.clone(), make_batch([row]))
     expected = torch.log_softmax(logits[0], -1)
     [logprobs] = output.logprobs
     assert output.token_ids.tolist() == [123]
@@ -151,23 +159,24 @@ def test_logprobs_are_those_before_penalties_and_temperature(sampler: Sampler) -
     assert logprobs.sampled_rank == int((logits[0] >= logits[0, 123]).sum())
 
 
-class TestDrawToken:
+class TestInverseCdf:
     WEIGHTS = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.0])
 
-    @pytest.mark.parametrize(
-        ("uniform", "token_id"),
-        [(2.0**-53, 0), (0.2499, 0), (0.25, 2), (0.7499, 2), (0.75, 3), (1 - 2.0**-53, 3)],
-    )
-    def test_is_the_inverse_cdf_in_vocabulary_order(self, uniform: float, token_id: int) -> None:
-        assert draw_token(self.WEIGHTS, uniform) == token_id
+    @staticmethod
+    def draw(weights: torch.Tensor, *uniforms: float) -> list[int]:
+        cumulative = weights.cumsum(0, dtype=torch.float64).repeat(len(uniforms), 1)
+        return inverse_cdf(cumulative, torch.tensor(uniforms, dtype=torch.float64)).tolist()
+
+    def test_takes_the_first_token_in_vocabulary_order_that_exceeds_the_uniform(self) -> None:
+        uniforms = (2.0**-53, 0.2499, 0.25, 0.7499, 0.75, 1 - 2.0**-53)
+        assert self.draw(self.WEIGHTS, *uniforms) == [0, 0, 2, 2, 3, 3]
 
     def test_never_gives_a_token_without_weight(self) -> None:
         weights = torch.zeros(100)
         weights[[3, 50]] = torch.tensor([1.0, 1e-30])
-        drawn = {draw_token(weights, u) for u in (2.0**-53, 0.5, 1 - 2.0**-53)}
-        assert drawn <= {3, 50}
+        assert set(self.draw(weights, 2.0**-53, 0.5, 1 - 2.0**-53)) <= {3, 50}
 
     def test_scale_plays_no_part(self) -> None:
-        uniforms = np.linspace(0.01, 0.99, 50)
-        plain = [draw_token(self.WEIGHTS, u) for u in uniforms]
-        assert [draw_token(self.WEIGHTS * 0.125, u) for u in uniforms] == plain
+        uniforms = np.linspace(0.01, 0.99, 50).tolist()
+        plain = self.draw(self.WEIGHTS, *uniforms)
+        assert self.draw(self.WEIGHTS * 0.125, *uniforms) == plain

@@ -9,13 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagewire.sampling_params import SamplingParams
-from worker_svc.sampler.truncation import lowest_survivor, survivor_weights
+from tests.worker_svc.sampler.factories import make_batch, make_row
+from worker_svc.sampler.selection import BlockedRows
+from worker_svc.sampler.truncation import Truncation, lowest_survivors
 
 
 def survivors(logits: torch.Tensor, **params: Any) -> list[int]:
-    threshold = lowest_survivor(logits, SamplingParams(**params).normalized())
-    return survivor_weights(logits, threshold).nonzero().flatten().tolist()
+    truncation = Truncation.of(make_batch([make_row(**params)]), np.array([0]))
+    [threshold] = lowest_survivors(BlockedRows.of(logits[None]), truncation).tolist()
+    return ((logits >= threshold) & (logits > -math.inf)).nonzero().flatten().tolist()
 
 
 def logits_of(*probabilities: float) -> torch.Tensor:
@@ -77,7 +79,7 @@ def test_the_threshold_agrees_with_a_full_sort(
 ) -> None:
     values = np.random.default_rng(seed).normal(0.0, spread, size).astype(np.float32)
     logits = torch.from_numpy(values)
-    weights = survivor_weights(logits, -math.inf).double().numpy()
+    weights = torch.exp(logits - logits.max()).double().numpy()
     order = np.argsort(-values, kind="stable")
     kept = len(order)
     if min_p > 0.0:
@@ -94,4 +96,4 @@ def test_the_threshold_agrees_with_a_full_sort(
         kept = int((cumulative < top_p * cumulative[-1]).sum()) + 1
     expected = values >= values[order[kept - 1]]
     found = survivors(logits, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert found == [i for i in np.flatnonzero(expected).tolist() if weights[i] > 0]
+    assert found == np.flatnonzero(expected).tolist()

@@ -1,0 +1,55 @@
+"""Draws of docs/design/draws.md: temperature, truncation, one uniform, one token.
+
+Rows are drawn together, a bounded number at a time. Knows nothing of processors and logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from worker_svc.sampler.metadata import SamplingBatch
+from worker_svc.sampler.philox import uniforms
+from worker_svc.sampler.selection import BlockedRows, Ints
+from worker_svc.sampler.truncation import Truncation, lowest_survivors
+from worker_svc.sampler.weights import draw_tokens
+
+MAX_VALUES = 1 << 18
+"""Logits that are worked on at a time, unless a single row has more: what caches hold."""
+
+
+def draw(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> Ints:
+    """One token for each of some places, [len(places)].
+
+    Args:
+        rows: Logits of all places.
+        batch: All places.
+        places: Those to draw for; each has a finite logit and no NaN.
+    """
+    draws = uniforms(batch.seeds[places], batch.output_indices[places].astype(np.uint64))
+    token_ids = np.empty(len(places), dtype=np.int64)
+    for part in row_chunks(len(places), rows.logits.shape[1]):
+        scaled = scale(rows, batch, places[part])
+        maxima = scaled.maxima.amax(-1).numpy()
+        thresholds = lowest_survivors(scaled, Truncation.of(batch, places[part]))
+        token_ids[part] = draw_tokens(scaled, maxima, thresholds, draws[part])
+    return token_ids
+
+
+def scale(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> BlockedRows:
+    """Logits of some places, divided by their temperatures."""
+    selected = rows.select(places)
+    temperatures = torch.from_numpy(batch.temperatures[places, None])
+    # Division rounds no larger value below a smaller one: maxima stay maxima.
+    selected.logits.div_(temperatures)
+    selected.maxima.div_(temperatures)
+    return selected
+
+
+def row_chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """Slices of rows with at most `MAX_VALUES` logits, or one row."""
+    size = max(1, MAX_VALUES // vocab_size)
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
