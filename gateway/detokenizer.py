@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.live_request import LiveRequest
+from gateway.streams import Recovery
 from pagewire.kit.errors import InternalError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
 
@@ -43,13 +44,12 @@ class Detokenizer:
     """
 
     def __init__(self, recovery_timeout_s: float) -> None:
-        self._recovery_timeout_s = recovery_timeout_s
         self._open: dict[LiveRequest, OpenRequest] = {}
         self._by_handle: dict[int, OpenRequest] = {}
         self._dirty: dict[LiveRequest, None] = {}
         self._closes: list[int] = []
         self._handles = itertools.count(1)
-        self._give_up: asyncio.TimerHandle | None = None
+        self.recovery = Recovery(recovery_timeout_s, self._on_give_up)
         self._fingerprint: str | None = None
         self.has_work = asyncio.Event()
 
@@ -72,9 +72,7 @@ class Detokenizer:
 
     def restart(self, fingerprint: str) -> None:
         """Prepare for a fresh stream: every request is opened anew, with its output so far."""
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
+        self.recovery.connected()
         if self._fingerprint not in (None, fingerprint):
             self._fail_all("the tokenizer came back with another vocabulary", "TOKENIZER_CHANGED")
         self._fingerprint = fingerprint
@@ -87,8 +85,7 @@ class Detokenizer:
 
     def on_lost(self) -> None:
         """Start to count the time that requests may wait for another stream."""
-        if self._give_up is None:
-            self._wait_for_stream()
+        self.recovery.lost()
 
     def take_work(self, max_tokens: int) -> tuple[list[OpenRequest], list[int]]:
         """Return open requests with something to send, and handles to close, for one frame."""
@@ -163,12 +160,7 @@ class Detokenizer:
         entry.num_chars_to_drop -= dropped
         return text[dropped:], max(token_offset, entry.request.num_delivered_tokens)
 
-    def _wait_for_stream(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._give_up = loop.call_later(self._recovery_timeout_s, self._on_give_up)
-
     def _on_give_up(self) -> None:
-        self._wait_for_stream()  # for those that get their first tokens later
         self._fail_all("the tokenizer was lost and did not come back in time", "TOKENIZER_LOST")
 
     def _fail_all(self, message: str, reason: str) -> None:

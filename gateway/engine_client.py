@@ -7,7 +7,6 @@ added again on reconnect, with their output so far; after `recovery_timeout_s` t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import grpc
 from gateway.engine_stream import EngineStream, GatewayIdentity
 from gateway.generation import AbortReason
 from gateway.live_request import LiveRequest, TokenSink
-from gateway.streams import Backoff, StreamLostError
+from gateway.streams import Recovery, StreamLostError
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
@@ -74,7 +73,7 @@ class EngineClient:
         self._orphans: list[LiveRequest] = []
         self._generation = 0
         self._is_closed = False
-        self._give_up: asyncio.TimerHandle | None = None
+        self._recovery = Recovery(settings.recovery_timeout_s, self._on_give_up)
 
     @property
     def is_ready(self) -> bool:
@@ -121,12 +120,11 @@ class EngineClient:
 
     async def run(self) -> None:
         """Keep connected until closed or cancelled."""
-        backoff = Backoff()
         async with open_channel(self.target) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while not self._is_closed:
                 try:
-                    await self._serve_once(stub, backoff)
+                    await self._serve_once(stub)
                 except grpc.aio.AioRpcError as exc:
                     self._on_lost(f"{exc.code().name}: {exc.details()}")
                 except (StreamLostError, PagewireError) as exc:
@@ -135,11 +133,9 @@ class EngineClient:
                     # A bug that one stream meets must not end the others, nor the process.
                     log.error("engine_stream_failed", target=self.target, exc_info=exc)
                     self._on_lost("internal error")
-                await backoff.wait()
+                await self._recovery.backoff.wait()
 
-    async def _serve_once(
-        self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, backoff: Backoff
-    ) -> None:
+    async def _serve_once(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub) -> None:
         stream = EngineStream(stub, self._sink, self)
         timeout_s = self._settings.connect_timeout_s
         try:
@@ -150,7 +146,6 @@ class EngineClient:
             accepted = await stream.open(self._settings.identity, self._generation, timeout_s)
             if accepted.engine_fingerprint != answer.engine_fingerprint:
                 raise StreamLostError("the engine changed while we connected")
-            backoff.reset()
             self._on_connected(stream, _engine_info(answer))
             await stream.run()
         finally:
@@ -160,9 +155,7 @@ class EngineClient:
 
     def _on_connected(self, stream: EngineStream, info: EngineInfo) -> None:
         log.info("engine_connected", target=self.target, models=list(info.served_model_names))
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
+        self._recovery.connected()
         if self.info is not None and self.info.engine_fingerprint != info.engine_fingerprint:
             self._fail_all("the engine came back with another model", "ENGINE_CHANGED")
         self.info, self._stream = info, stream
@@ -174,23 +167,18 @@ class EngineClient:
     def _on_lost(self, reason: str) -> None:
         if self._is_closed:
             return
-        if self._give_up is None:
+        if not self._recovery.is_waiting:
             num_requests = len(self._orphans)
             # One that has not been there yet is starting, as this gateway is.
             tell = log.info if self.info is None else log.warning
             tell("engine_lost", target=self.target, reason=reason, num_requests=num_requests)
-            self._wait_for_engine()
         else:
             log.debug("engine_still_lost", target=self.target, reason=reason)
+        self._recovery.lost()
         self._orphans = [each for each in self._orphans if not self._rehome(self, each)]
         self._on_change()
 
-    def _wait_for_engine(self) -> None:
-        timeout_s = self._settings.recovery_timeout_s
-        self._give_up = asyncio.get_running_loop().call_later(timeout_s, self._on_give_up)
-
     def _on_give_up(self) -> None:
-        self._wait_for_engine()  # for a request that chose this engine just before it was lost
         self._fail_all("the engine was lost and did not come back in time", "ENGINE_LOST")
 
     def _fail_all(self, message: str, reason: str) -> None:

@@ -6,14 +6,18 @@ Used by the engine's and the detokenizer's stream. It knows no frames.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from pagewire.kit.heartbeat import Watchdog
 from pagewire.kit.tasks import cancel_and_wait
 
+SETTLED_AFTER_S = 3.0
+"""A stream that lives this long has recovered."""
+
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
+_GIVE_UP_AGAIN_S = 0.5
 
 
 class StreamLostError(Exception):
@@ -32,6 +36,56 @@ class Backoff:
     async def wait(self) -> None:
         delay_s, self._next_s = self._next_s, min(self._next_s * 2, _MAX_BACKOFF_S)
         await asyncio.sleep(delay_s)
+
+
+class Recovery:
+    """Bounds the time that requests wait for a stream, and spaces the tries to open one.
+
+    A stream that breaks before it has settled may break on what we send: it gives the requests no
+    new time, and the next try waits longer.
+    """
+
+    def __init__(self, timeout_s: float, on_give_up: Callable[[], None]) -> None:
+        self.backoff = Backoff()
+        self._timeout_s = timeout_s
+        self._on_give_up = on_give_up
+        self._give_up: asyncio.TimerHandle | None = None
+        self._settle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the time runs: a stream was lost, and none has settled since."""
+        return self._give_up is not None
+
+    def connected(self) -> None:
+        """Note that there is a stream."""
+        loop = asyncio.get_running_loop()
+        self._settle = loop.call_later(SETTLED_AFTER_S, self._settled)
+
+    def lost(self) -> None:
+        """Note that there is no stream."""
+        if self._settle is not None:
+            self._settle.cancel()
+            self._settle = None
+        if self._give_up is None:
+            self._wait(self._timeout_s)
+
+    def _settled(self) -> None:
+        self.backoff.reset()
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+
+    def _wait(self, delay_s: float) -> None:
+        self._give_up = asyncio.get_running_loop().call_later(delay_s, self._expired)
+
+    def _expired(self) -> None:
+        if self._settle is not None:
+            # There is a stream just now: either it settles, or requests are given up without it.
+            self._wait(_GIVE_UP_AGAIN_S)
+            return
+        self._wait(self._timeout_s)  # for requests that come just before the next stream
+        self._on_give_up()
 
 
 async def run_until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:

@@ -19,7 +19,7 @@ import grpc
 from gateway.detokenizer import Detokenizer
 from gateway.detokenizer_stream import DetokenizerStream
 from gateway.generation import ChatMessage, ChatPrompt
-from gateway.streams import Backoff, StreamLostError
+from gateway.streams import StreamLostError
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import (
     PagewireError,
@@ -114,10 +114,9 @@ class TokenizerClient:
             await self._serve_forever(stubs)
 
     async def _serve_forever(self, stubs: Sequence[tuple[str, Stub]]) -> None:
-        backoff = Backoff()
         for target, stub in itertools.cycle(stubs):
             try:
-                await self._serve_once(target, stub, backoff)
+                await self._serve_once(target, stub)
             except grpc.aio.AioRpcError as exc:
                 self._on_lost(target, f"{exc.code().name}: {exc.details()}")
             except StreamLostError as exc:
@@ -126,14 +125,13 @@ class TokenizerClient:
                 # A bug that one stream meets must not end the process.
                 log.error("tokenizer_stream_failed", target=target, exc_info=exc)
                 self._on_lost(target, "internal error")
-            await backoff.wait()
+            await self._detokenizer.recovery.backoff.wait()
 
-    async def _serve_once(self, target: str, stub: Stub, backoff: Backoff) -> None:
+    async def _serve_once(self, target: str, stub: Stub) -> None:
         info = await stub.GetTokenizerInfo(
             tokenizer_pb2.GetTokenizerInfoRequest(), timeout=self._connect_timeout_s
         )
         log.info("tokenizer_connected", target=target)
-        backoff.reset()
         self.info = TokenizerInfo(info.fingerprint, info.has_chat_template, info.max_prompt_bytes)
         self._detokenizer.restart(info.fingerprint)
         self._stub = stub

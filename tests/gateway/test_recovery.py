@@ -280,3 +280,31 @@ async def test_a_request_taken_back_from_a_draining_engine_can_be_left(gateway: 
     reader.cancel()
     await gateway.server.service.wait_idle()
     assert [client.num_requests for client in gateway.server.service.engines.clients] == [0]
+
+
+@pytest.mark.parametrize(
+    "stream", [(EngineStream, "_take_outputs"), (DetokenizerStream, "_take_answer")]
+)
+async def test_a_stream_that_always_breaks_on_a_request_ends_it_in_time(
+    run_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch, stream: tuple[type[Any], str]
+) -> None:
+    num_failures = 0
+
+    def fail(self: Any, frame: Any) -> None:
+        nonlocal num_failures
+        num_failures += 1
+        raise KeyError("a bug")
+
+    timeouts = Timeouts(recovery_timeout_s=1.0)
+    async with run_gateway(timeouts=timeouts) as gateway:
+        with monkeypatch.context() as patch:
+            patch.setattr(*stream, fail)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Reader(gateway).finish()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        # Waits double, so there were few tries; and the next request is served.
+        assert 2 <= num_failures <= 10
+        await gateway.until_ready(True)
+        reader = Reader(gateway)
+        await reader.finish()
+        check_complete(reader)
