@@ -16,7 +16,6 @@ from typing import Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "sim"]
 ModelImpl = Literal["auto", "pagewire", "transformers"]
-LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 Quantization = Literal["none", "int8", "int4"]
 
 
@@ -47,10 +46,6 @@ class ModelConfig:
     """Type of weights and activations. `auto`: bfloat16, or float32 where that is faster."""
     max_logprobs: int = 20
     """Most logprobs that a request may ask for."""
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    """What is returned as logprobs. `raw`: before penalties, temperature and all else that a request
-    asks for; `processed`: after it, of what could be drawn. `logits`: not normalized. Those of prompt
-    tokens are always raw logprobs."""
     batch_invariant: bool = False
     """Same numbers whatever the batch: one weight format, no choice of kernel by token count."""
     model_impl: ModelImpl = "auto"
@@ -151,9 +146,10 @@ class ParallelConfig:
     """Groups of workers that each hold a part of the layers."""
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            value = getattr(self, name)
-            check(name, value, 1 <= value <= 64, "must be 1 to 64")
+        tp_size, pp_size = self.tensor_parallel_size, self.pipeline_parallel_size
+        check("tensor_parallel_size", tp_size, 1 <= tp_size <= 64, "must be 1 to 64")
+        # Workers take no more than 16 steps at a time: one a stage and one more.
+        check("pipeline_parallel_size", pp_size, 1 <= pp_size <= 15, "must be 1 to 15")
 
     @property
     def world_size(self) -> int:

@@ -23,8 +23,8 @@ class SchedulerServiceConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     server: ServerConfig = field(default_factory=_default_server)
     workers: tuple[str, ...] = (DEFAULT_WORKER,)
-    """Workers to claim: addresses, or dns:///name:port. The first that is free is taken, the
-    others stand by."""
+    """Workers to claim: addresses, or dns:///name:port. The first that are free are
+    taken, as many as the engine has ranks; the others stand by."""
     tokenizers: tuple[str, ...] = (DEFAULT_TOKENIZER,)
     """Tokenizers to fetch the vocabulary of structured outputs from: host:port, dns:///name:port
     or unix:/path. Needed for nothing else, so it may be absent or come later; empty: structured
@@ -35,5 +35,14 @@ class SchedulerServiceConfig:
             raise ValueError("workers", self.workers, "must name at least one worker")
         for target in self.workers:
             check_target(target, "workers")
+        num_ranks, is_listed = self.engine.parallel.world_size, not any(map(_is_name, self.workers))
+        if is_listed and len(self.workers) < num_ranks:
+            rule = f"must name at least {num_ranks} workers, one a rank"
+            raise ValueError("workers", self.workers, rule)
         for target in self.tokenizers:
             check_target(target, "tokenizers")
+
+
+def _is_name(target: str) -> bool:
+    """Whether any number of workers may be behind a target."""
+    return target.startswith("dns:")

@@ -58,7 +58,7 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 STALL_RETRY_S = 0.1
 MAX_STEPS_IN_FLIGHT = 2
-"""With asynchronous scheduling: one runs, one is queued behind it."""
+"""With asynchronous scheduling: one runs, one is queued behind it. One more a further stage."""
 SUSPECTED_MESSAGE = "workers failed again and again on this request"
 
 log = get_logger("scheduler_svc.engine_core")
@@ -109,7 +109,8 @@ class EngineCore:
         self._idle = asyncio.Event()
         self._drain_ends_s: float | None = None
         self._in_flight: deque[_StepInFlight] = deque()
-        self._max_in_flight = MAX_STEPS_IN_FLIGHT if config.scheduler.async_scheduling else 1
+        max_in_flight = MAX_STEPS_IN_FLIGHT if config.scheduler.async_scheduling else 1
+        self._max_in_flight = max_in_flight + executor.num_stages - 1
         self._follows_work = False
         self._quiet = QuietWaiter()
         self.liveness = LivenessGuard()
@@ -432,11 +433,13 @@ class EngineCore:
             )
 
     def _on_step_failed(self, scheduler: Scheduler, reason: str) -> None:
-        # The oldest is the one that ran; the others had not begun.
-        output = self._in_flight[0].output
+        # The oldest, and one a further pipeline stage, ran; the others had not begun.
+        running = [step.output for step in self._in_flight][: self._executor.num_stages]
         self._num_failed_steps += 1
-        log.error("step_failed", step=output.step, reason=reason, in_a_row=self._num_failed_steps)
-        ids = scheduler.suspect_step(output)
+        log.error(
+            "step_failed", step=running[0].step, reason=reason, in_a_row=self._num_failed_steps
+        )
+        ids = [request_id for output in running for request_id in scheduler.suspect_step(output)]
         if ids:
             log.error("requests_suspected", request_ids=ids)
             self._put_finished(self._end_requests(scheduler, ids, FAILED, SUSPECTED_MESSAGE))

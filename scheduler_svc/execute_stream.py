@@ -75,8 +75,16 @@ class ExecuteStream:
         lease: worker_pb2.Lease,
         on_lost: Callable[[], None],
         num_groups: int = 1,
+        group_generation: int = 0,
     ) -> ExecuteStream:
         """Open the stream and wait until the worker accepted it.
+
+        Args:
+            stub: Of the worker.
+            lease: That Initialize gave.
+            on_lost: Called once when the stream is lost.
+            num_groups: KV cache groups.
+            group_generation: That Initialize was given.
 
         Raises:
             WorkerUnavailableError: It did not.
@@ -85,7 +93,8 @@ class ExecuteStream:
         stream = cls(call, lease, on_lost, num_groups)
         try:
             async with asyncio.timeout(HEARTBEAT_TIMEOUT_S):
-                await stream._write(worker_pb2.ExecuteRequest(open=worker_pb2.ExecuteOpen()))
+                opening = worker_pb2.ExecuteOpen(group_generation=group_generation)
+                await stream._write(worker_pb2.ExecuteRequest(open=opening))
                 first = await call.read()
             if not (isinstance(first, worker_pb2.ExecuteResponse) and first.HasField("accepted")):
                 raise WorkerUnavailableError("it did not accept the Execute stream")

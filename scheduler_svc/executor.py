@@ -60,11 +60,13 @@ class KvCachePlan:
 
 
 class Executor(ABC):
-    """One worker that loads a model and runs steps in order."""
+    """A worker, or several that act as one, that loads a model and runs steps in order."""
 
     def __init__(self) -> None:
         self.on_lost: Callable[[], None] = _do_nothing
         """Called on the event loop when `lost_reason` is set, also while no step runs."""
+        self.num_stages = 1
+        """Steps that can run at the same time, one behind the other."""
 
     @property
     @abstractmethod

@@ -48,6 +48,9 @@ class SchedulerLimits:
     """Order of the waiting queue and choice of preemption victims."""
     kv_cache_groups: KvCacheGroups = ONE_FULL_GROUP
     """Groups of layers with block tables of their own, all from the one pool."""
+    num_stages: int = 1
+    """Pipeline stages. With several a request whose next token is under way is in no other step:
+    the first stage has that token only when the last one has drawn it."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size"):
@@ -55,6 +58,8 @@ class SchedulerLimits:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.num_blocks < 2:
             raise ValueError(f"num_blocks={self.num_blocks}: must be at least 2 (one is null)")
+        if self.num_stages < 1:
+            raise ValueError(f"num_stages={self.num_stages}: must be at least 1")
         if not self.kv_cache_groups:
             raise ValueError("kv_cache_groups: there must be at least one")
         if not 0.0 <= self.watermark < 1.0:

@@ -355,8 +355,12 @@ class Scheduler:
     def _schedule_running(self, plan: StepPlan) -> None:
         # By index: a preemption shortens the list, before or behind the cursor's request.
         running, index = self._running, 0
-        while index < len(running) and plan.token_budget > 0:
+        pipelined, max_rows = self.limits.num_stages > 1, self._max_running_rows
+        while index < len(running) and plan.token_budget > 0 and len(plan.requests) < max_rows:
             request = running[index]
+            if pipelined and request.num_output_placeholders > 0:
+                index += 1
+                continue
             num_new = min(self._num_pending_tokens(request), plan.token_budget)
             if num_new == 1 and request.drafts is not None:
                 num_new = 0 if self._speculation.plan_row(request, plan) else 1
@@ -429,6 +433,11 @@ class Scheduler:
         return [row for row, (request, d) in enumerate(rows) if d and request.grammar is not None]
 
     # Moves of one request.
+
+    @property
+    def _max_running_rows(self) -> int:
+        """Running requests that one step may have, so that every pipeline stage has a step."""
+        return -(-len(self._running) // self.limits.num_stages)
 
     def _num_pending_tokens(self, request: Request, num_hit_tokens: int = 0) -> int:
         num_new = request.num_computable_tokens - request.num_computed_tokens - num_hit_tokens

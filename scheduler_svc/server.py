@@ -26,6 +26,7 @@ from scheduler_svc.grammar_compiler import GrammarCompiler
 from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.servicer import EngineAdminServicer, SchedulerServicer
 from scheduler_svc.worker_client import GrpcExecutor
+from scheduler_svc.worker_group import GroupExecutor
 
 SERVICE_NAME = "pagewire.v1.SchedulerService"
 STOP_GRACE_S = 1.0
@@ -46,7 +47,8 @@ class SchedulerServer:
             f"{socket.gethostname()}-{secrets.token_hex(4)}", secrets.randbits(63)
         )
         self._config = config
-        self._executor = executor or GrpcExecutor(
+        make_executor = GrpcExecutor if config.engine.parallel.world_size == 1 else GroupExecutor
+        self._executor = executor or make_executor(
             config.engine, config.workers, identity.scheduler_id, identity.epoch
         )
         self._grammars = grammars or GrammarCompiler(

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
-from scheduler_svc import execute_stream, worker_client
+from scheduler_svc import execute_stream, worker_claim
 from scheduler_svc.executor import (
     KvCachePlan,
     StepFailedError,
@@ -13,7 +13,8 @@ from scheduler_svc.executor import (
     WorkerUnavailableError,
 )
 from scheduler_svc.output import RowError
-from scheduler_svc.worker_client import GrpcExecutor, resolve_workers
+from scheduler_svc.worker_claim import resolve_workers
+from scheduler_svc.worker_client import GrpcExecutor
 from tests.fakes.fake_worker import FakeWorker
 from tests.scheduler_svc.factories import add, make_scheduler
 from tests.scheduler_svc.fakes import make_config
@@ -235,7 +236,7 @@ async def test_a_held_worker_is_worth_another_try():
 
 
 async def test_an_absent_worker_is_worth_another_try(monkeypatch):
-    monkeypatch.setattr(worker_client, "CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(worker_claim, "CONNECT_TIMEOUT_S", 0.1)
     async with executor_of("127.0.0.1:1") as executor:
         with pytest.raises(WorkerUnavailableError, match="nobody answers"):
             await executor.initialize()

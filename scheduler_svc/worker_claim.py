@@ -1,0 +1,253 @@
+"""One worker that a scheduler claims: its channel, its lease, its Execute stream.
+
+Knows how to find a worker, ask what it does, have it load its part of a model and open its stream.
+Which workers to claim, and how many, is `worker_client`'s and `worker_group`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from pagewire import wire
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import from_rpc_error
+from pagewire.kit.logs import get_logger
+from pagewire.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_svc.execute_stream import ExecuteStream
+from scheduler_svc.executor import KvCachePlan, WorkerUnavailableError
+
+CONNECT_TIMEOUT_S = 2.0
+STATUS_TIMEOUT_S = 5.0
+INITIALIZE_SILENCE_S = 300.0
+"""Longest silence between progress messages while the model loads."""
+ALLOCATE_TIMEOUT_S = 300.0
+
+# The worker is not there, not yet, or not any more.
+_TRY_AGAIN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+# It serves somebody else.
+_LEASE_REASONS = ("LEASE_HELD", "LEASE_LOST")
+
+# The name that these lines have always had.
+log = get_logger("scheduler_svc.worker_client")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims, and what the worker is to load."""
+
+    config: EngineConfig
+    scheduler_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The worker's place in the replica."""
+
+    rank: int = 0
+    world_size: int = 1
+    group_generation: int = 0
+    rendezvous: str = ""
+    """Where ranks meet; empty for rank 0."""
+
+
+class WorkerClaim:
+    """A connection to one worker. `connect`, `initialize`, `open_stream`, `close`."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.stream: ExecuteStream | None = None
+        self._channel = channel
+        self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(
+            channel
+        )
+        self._lease = worker_pb2.Lease()
+        self._seat = Seat()
+
+    @classmethod
+    async def connect(cls, address: str) -> WorkerClaim:
+        """Connect to a worker.
+
+        Raises:
+            WorkerUnavailableError: Nobody answers there.
+        """
+        channel = open_channel(address)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await channel.channel_ready()
+        except TimeoutError as error:
+            await channel.close()
+            raise WorkerUnavailableError("nobody answers there") from error
+        except BaseException:
+            await channel.close()
+            raise
+        return cls(address, channel)
+
+    async def holder(self) -> str:
+        """Id of the scheduler that the worker serves; empty: none.
+
+        Raises:
+            WorkerUnavailableError: It does not say.
+        """
+        try:
+            status = await self._stub.GetStatus(
+                worker_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unavailable_or_fatal(error) from error
+        return status.lease_holder
+
+    async def initialize(
+        self,
+        claimant: Claimant,
+        seat: Seat,
+        on_rendezvous: Callable[[str], object] = lambda rendezvous: None,
+    ) -> worker_pb2.InitializeResult:
+        """Get the lease, and have the worker load its part of the model.
+
+        Args:
+            claimant: Whose lease it is to be.
+            seat: The worker's place.
+            on_rendezvous: Called when rank 0 says where the others are to come.
+
+        Raises:
+            WorkerUnavailableError: Try again later.
+            PagewireError: It refused the configuration.
+        """
+        self._seat = seat
+        call = self._stub.Initialize(
+            worker_pb2.InitializeRequest(
+                lease=worker_pb2.Lease(scheduler_id=claimant.scheduler_id, epoch=claimant.epoch),
+                engine_config=wire.engine_config_to_proto(claimant.config),
+                config_digest=claimant.config.digest(),
+                rank=seat.rank,
+                world_size=seat.world_size,
+                group_generation=seat.group_generation,
+                rendezvous=seat.rendezvous,
+            )
+        )
+        try:
+            result = await self._read_result(call, on_rendezvous)
+        except grpc.aio.AioRpcError as error:
+            raise unavailable_or_fatal(error) from error
+        finally:
+            call.cancel()
+        self._lease = result.lease
+        log.info(
+            "worker_initialized",
+            worker=self.address,
+            rank=seat.rank,
+            device=result.device,
+            dtype=result.dtype,
+            attention_backend=result.attention_backend,
+            available_kv_cache_bytes=result.available_kv_cache_bytes,
+            reused_weights=result.reused_weights,
+        )
+        return result
+
+    async def open_stream(self, plan: KvCachePlan, on_lost: Callable[[], None]) -> None:
+        """Allocate the KV cache and open the Execute stream.
+
+        Raises:
+            WorkerUnavailableError: Try again from `initialize`.
+            PagewireError: It does not fit.
+        """
+        try:
+            await self._stub.AllocateKvCache(
+                worker_pb2.AllocateKvCacheRequest(
+                    lease=self._lease,
+                    num_blocks=plan.num_blocks,
+                    block_size=plan.block_size,
+                    max_model_len=plan.max_model_len,
+                ),
+                timeout=ALLOCATE_TIMEOUT_S,
+            )
+            self.stream = await ExecuteStream.open(
+                self._stub, self._lease, on_lost, plan.num_groups, self._seat.group_generation
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unavailable_or_fatal(error) from error
+
+    async def close(self) -> None:
+        """Give the worker back; idempotent."""
+        if self.stream is not None:
+            await self.stream.close()
+        await self._channel.close()
+
+    async def _read_result(
+        self,
+        call: grpc.aio.UnaryStreamCall[worker_pb2.InitializeRequest, worker_pb2.InitializeResponse],
+        on_rendezvous: Callable[[str], object],
+    ) -> worker_pb2.InitializeResult:
+        result: worker_pb2.InitializeResult | None = None
+        try:
+            while True:
+                async with asyncio.timeout(INITIALIZE_SILENCE_S):
+                    message = await call.read()
+                if not isinstance(message, worker_pb2.InitializeResponse):
+                    break
+                if message.HasField("result"):
+                    result = message.result
+                elif message.HasField("rendezvous"):
+                    on_rendezvous(message.rendezvous.rendezvous)
+                else:
+                    _log_progress(self.address, message.progress)
+        except TimeoutError as error:
+            raise WorkerUnavailableError("silent while loading") from error
+        if result is None:
+            raise WorkerUnavailableError("it ended Initialize without a result")
+        return result
+
+
+async def resolve_workers(targets: Sequence[str]) -> list[str]:
+    """One address a worker: a DNS name stands for all addresses behind it.
+
+    A claim is several calls to the same process, so a channel must not choose among addresses.
+
+    Raises:
+        WorkerUnavailableError: A name can't be resolved now.
+    """
+    addresses: list[str] = []
+    loop = asyncio.get_running_loop()
+    for target in targets:
+        if not target.startswith("dns:"):
+            addresses.append(target)
+            continue
+        host, _, port = target.rpartition("/")[2].rpartition(":")
+        try:
+            found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise WorkerUnavailableError(f"{target} can't be resolved") from error
+        for family, _, _, _, sockaddr in found:
+            ip = f"[{sockaddr[0]}]" if family == socket.AF_INET6 else sockaddr[0]
+            addresses.append(f"{ip}:{port}")
+    return list(dict.fromkeys(addresses))
+
+
+def unavailable_or_fatal(error: grpc.aio.AioRpcError) -> Exception:
+    """Whether another try may help, as an exception."""
+    known = from_rpc_error(error)
+    if error.code() in _TRY_AGAIN or known.reason in _LEASE_REASONS:
+        return WorkerUnavailableError(f"{error.code().name}: {error.details()}")
+    return known
+
+
+def _log_progress(address: str, progress: worker_pb2.InitializeProgress) -> None:
+    log.info(
+        "worker_progress",
+        worker=address,
+        stage=progress.stage,
+        done=progress.done,
+        total=progress.total,
+        unit=progress.unit,
+    )
