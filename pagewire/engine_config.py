@@ -16,6 +16,7 @@ from typing import Literal
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "sim"]
 ModelImpl = Literal["auto", "pagewire", "transformers"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 Quantization = Literal["none", "int8", "int4"]
 
 
@@ -46,6 +47,10 @@ class ModelConfig:
     """Type of weights and activations. `auto`: bfloat16, or float32 where that is faster."""
     max_logprobs: int = 20
     """Most logprobs that a request may ask for."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """What is returned as logprobs. `raw`: before penalties, temperature and all else that a request
+    asks for; `processed`: after it, of what could be drawn. `logits`: not normalized. Those of prompt
+    tokens are always raw logprobs."""
     batch_invariant: bool = False
     """Same numbers whatever the batch: one weight format, no choice of kernel by token count."""
     model_impl: ModelImpl = "auto"
