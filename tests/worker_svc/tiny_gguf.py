@@ -19,15 +19,20 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 def write_gguf(
-    path: Path, model: Any, architecture: str, rope_factors: Floats | None = None
+    path: Path,
+    model: Any,
+    architecture: str,
+    rope_factors: Floats | None = None,
+    linear_type: str = "F32",
 ) -> None:
-    """Writes transformers' `model` with float32 tensors.
+    """Writes transformers' `model`, with float32 tensors but for the linear layers' weights.
 
     Args:
         path: The file.
         model: A Llama, Qwen2 or Qwen3.
         architecture: GGUF's name of it.
         rope_factors: Stand where those of the model's rotation would.
+        linear_type: GGML's type of the linear layers' weights.
     """
     config = model.config
     head_dim = model.model.layers[0].self_attn.head_dim
@@ -45,7 +50,9 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         if architecture == "llama":
             tensor = _permute(name, tensor, config)
-        writer.add_tensor(_gguf_name(name), tensor.numpy())
+        is_linear = name.endswith("proj.weight")
+        kind = gguf.GGMLQuantizationType[linear_type if is_linear else "F32"]
+        writer.add_tensor(_gguf_name(name), gguf.quantize(tensor.numpy(), kind), raw_dtype=kind)
     if config.rope_parameters["rope_type"] == "llama3":
         rope_factors = _llama3_factors(config) if rope_factors is None else rope_factors
     if rope_factors is not None:

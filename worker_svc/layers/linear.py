@@ -12,23 +12,62 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from worker_svc.quantization.weight import Method, QuantizedWeight
+from worker_svc.weights.slots import SlotTarget
+
 
 class MergedLinear(nn.Module):
     """A linear layer of several outputs side by side, in the order of `output_sizes`."""
 
     def __init__(self, input_size: int, output_sizes: Sequence[int], bias: bool) -> None:
         super().__init__()
+        self.input_size = input_size
         self.output_sizes = tuple(output_sizes)
         total = sum(self.output_sizes)
-        self.weight = nn.Parameter(torch.empty(total, input_size), requires_grad=False)
+        self.weight: nn.Parameter | QuantizedWeight = nn.Parameter(
+            torch.empty(total, input_size), requires_grad=False
+        )
         self.bias = nn.Parameter(torch.empty(total), requires_grad=False) if bias else None
+
+    def quantize(self, method: Method) -> None:
+        """Have the weights quantized when they are loaded; before that the layer is empty.
+
+        Raises:
+            ValueError: The layer's inputs are no whole number of groups.
+        """
+        quantized = QuantizedWeight(self.input_size, self.output_sizes, method)
+        del self.weight
+        self.weight = quantized
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         # [num_tokens, input_size] -> [num_tokens, sum(output_sizes)]
+        if isinstance(self.weight, QuantizedWeight):
+            output = self.project(hidden_states)
+            return output if self.bias is None else output + self.bias
         return functional.linear(hidden_states, self.weight, self.bias)
 
-    def shard(self, parameter: str, index: int) -> torch.Tensor:
-        """The part of `weight` or `bias` that output `index` owns, as a view to write to."""
-        tensor: torch.Tensor = getattr(self, parameter)
+    def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The product alone, without the bias."""
+        if isinstance(self.weight, QuantizedWeight):
+            product: torch.Tensor = self.weight(hidden_states)
+            return product
+        return functional.linear(hidden_states, self.weight)
+
+    def shard(self, parameter: str, index: int) -> SlotTarget:
+        """The part of `weight` or `bias` that output `index` owns, to write to."""
+        tensor: nn.Parameter | QuantizedWeight = getattr(self, parameter)
+        if isinstance(tensor, QuantizedWeight):
+            return tensor.target(index)
         start = sum(self.output_sizes[:index])
-        return tensor.narrow(0, start, self.output_sizes[index])
+        return tensor.data.narrow(0, start, self.output_sizes[index])
+
+
+def quantize_linears(model: nn.Module, method: Method) -> None:
+    """Have the weights of all linear layers of a model quantized when they are loaded.
+
+    Raises:
+        ValueError: A layer's inputs are no whole number of groups.
+    """
+    for module in model.modules():
+        if isinstance(module, MergedLinear):
+            module.quantize(method)

@@ -25,7 +25,7 @@ class RowParallelLinear(MergedLinear):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         # [num_tokens, the rank's input_size] -> [num_tokens, output_size]
-        output = self._groups.sum(functional.linear(hidden_states, self.weight))
+        output = self._groups.sum(self.project(hidden_states))
         # Once, not once a rank.
         return output if self.bias is None else output + self.bias
 

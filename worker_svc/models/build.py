@@ -12,6 +12,7 @@ import torch
 
 from pagewire.engine_config import ModelConfig
 from pagewire.kit.logs import get_logger
+from worker_svc.layers.linear import quantize_linears
 from worker_svc.models.base import CausalModel
 from worker_svc.models.config import LlamaConfig, UnsupportedModelError
 from worker_svc.models.registry import Implementation, model_class
@@ -53,8 +54,17 @@ def build_model(
     form = f"{str(dtype).removeprefix('torch.')}\0{shape!r}"
     if isinstance(shape, LlamaConfig):
         model = model_class(implementation.architecture)(shape, max_model_len, dtype, groups)
+        if config.quantization != "none":
+            quantize_linears(model, config.quantization)
+            form += f"\0{config.quantization}"
         load_weights(model.weight_slots(), source, progress, model.tensor_names())
         return BuiltModel(model, shape, max_model_len, form)
+    if config.quantization != "none":
+        raise UnsupportedModelError(
+            f"quantization {config.quantization} needs a module of our own, and architecture "
+            f"{implementation.architecture} runs on the Transformers backend: leave "
+            "--quantization out"
+        )
     if groups.layout.world_size > 1:
         raise UnsupportedModelError(
             "tensor_parallel_size and pipeline_parallel_size must be 1 for architecture "

@@ -20,7 +20,7 @@ from worker_svc.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.models.config import LlamaConfig
 from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.parallel.shards import ModelShards, Span
-from worker_svc.weights.slots import TensorPart, WeightSlot
+from worker_svc.weights.slots import SlotTarget, TensorPart, WeightSlot
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 
@@ -180,9 +180,9 @@ class LlamaForCausalLM(nn.Module):
             logits = self.vocabulary.gather_logits(logits)
         return logits.float()
 
-    def weight_slots(self) -> dict[str, torch.Tensor | WeightSlot]:
+    def weight_slots(self) -> dict[str, SlotTarget | WeightSlot]:
         """Checkpoint tensor name (Hugging Face's) to what this rank keeps of it."""
-        slots: dict[str, torch.Tensor | WeightSlot] = {}
+        slots: dict[str, SlotTarget | WeightSlot] = {}
         if self.embed_tokens is not None:
             slots["model.embed_tokens.weight"] = self._vocabulary_slot(self.embed_tokens)
         splits = _splits(self.config, self.shards)
@@ -211,7 +211,7 @@ class LlamaForCausalLM(nn.Module):
         rows = torch.zeros(num_rows, self.config.hidden_size, dtype=dtype)
         return nn.Parameter(rows, requires_grad=False)
 
-    def _vocabulary_slot(self, rows: nn.Parameter) -> torch.Tensor | WeightSlot:
+    def _vocabulary_slot(self, rows: nn.Parameter) -> SlotTarget | WeightSlot:
         span = self.shards.vocabulary
         return _slot(rows.data[: span.size], 0, span)
 
@@ -223,10 +223,10 @@ class LlamaForCausalLM(nn.Module):
         return functional.embedding(token_ids, self.embed_tokens)
 
 
-def _slot(tensor: torch.Tensor, dim: int, span: Span | None) -> torch.Tensor | WeightSlot:
+def _slot(target: SlotTarget, dim: int, span: Span | None) -> SlotTarget | WeightSlot:
     if span is None or span.is_whole:
-        return tensor
-    return WeightSlot(tensor, TensorPart(dim, span.start, span.size), span.total)
+        return target
+    return WeightSlot(target, TensorPart(dim, span.start, span.size), span.total)
 
 
 def _splits(config: LlamaConfig, shards: ModelShards) -> dict[str, tuple[int, Span]]:
@@ -252,7 +252,7 @@ def _splits(config: LlamaConfig, shards: ModelShards) -> dict[str, tuple[int, Sp
     return splits
 
 
-def _layer_slots(layer: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _layer_slots(layer: nn.Module) -> Iterator[tuple[str, SlotTarget]]:
     if not isinstance(layer, LlamaLayer):
         raise TypeError(f"not a LlamaLayer: {type(layer).__name__}")
     attention, mlp = layer.self_attn, layer.mlp
@@ -271,4 +271,4 @@ def _layer_slots(layer: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         parameters = ("weight",) if linear.bias is None else ("weight", "bias")
         for parameter in parameters:
             for index, shard in enumerate(shards):
-                yield f"{block}.{shard}.{parameter}", linear.shard(parameter, index).data
+                yield f"{block}.{shard}.{parameter}", linear.shard(parameter, index)

@@ -40,5 +40,26 @@ def dequantize_part(
     return columns[:, part.start - first * size : end - first * size]
 
 
+def cut_blocks(
+    data: Bytes, shape: tuple[int, ...], ggml_type: GgmlType, part: TensorPart | None
+) -> npt.NDArray[np.uint8] | None:
+    """The blocks of a matrix, or of a part of it: [rows, blocks of a row, bytes of a block].
+
+    None: the tensor is no matrix, or the part's columns cut through blocks.
+    """
+    size = ggml_type.block_weights
+    if len(shape) != 2 or shape[1] % size:
+        return None
+    blocks = data.reshape(shape[0], shape[1] // size, ggml_type.block_bytes)
+    if part is None:
+        return blocks
+    if part.dim == 0:
+        return blocks[part.start : part.start + part.size]
+    if part.start % size or part.size % size:
+        return None
+    first = part.start // size
+    return blocks[:, first : first + part.size // size]
+
+
 def _numbers(blocks: npt.NDArray[np.uint8], ggml_type: GgmlType, name: str) -> Floats:
     return dequantize(np.ascontiguousarray(blocks).reshape(-1), ggml_type, name)

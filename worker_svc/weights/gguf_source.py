@@ -16,8 +16,9 @@ import torch
 
 from pagewire.gguf import GgufFile, TensorInfo, read_gguf
 from worker_svc.models.gguf_config import ROPE_FACTORS, hf_config_from_gguf
+from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.dequantize import dequantize
-from worker_svc.weights.gguf_parts import dequantize_part
+from worker_svc.weights.gguf_parts import cut_blocks, dequantize_part
 from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.source import WeightsError
 
@@ -67,7 +68,7 @@ class GgufSource:
 
     def tensor(self, name: str) -> torch.Tensor:
         info = self._tensors[name]
-        weights = dequantize(self._file.tensor_bytes(info), info.ggml_type, info.name)
+        weights = dequantize(self._file.tensor_bytes(info), info.ggml_type, self._place(info))
         tensor = torch.from_numpy(np.require(weights, requirements="W")).view(tuple(info.shape))
         heads = self._permuted_heads(name)
         return tensor if heads is None else unpermute_rows(tensor, heads)
@@ -78,11 +79,21 @@ class GgufSource:
     def part(self, name: str, part: TensorPart) -> torch.Tensor:
         info, shape = self._tensors[name], self.shape(name)
         data = self._file.tensor_bytes(info)
-        weights = dequantize_part(data, shape, info.ggml_type, info.name, part)
+        weights = dequantize_part(data, shape, info.ggml_type, self._place(info), part)
         tensor = torch.from_numpy(np.require(weights, requirements=["C", "W"]))
         heads = self._permuted_heads(name)
         # A part has whole heads, each of which is permuted for itself.
         return tensor if heads is None else unpermute_rows(tensor, heads * part.size // shape[0])
+
+    def blocks(self, name: str, part: TensorPart | None = None) -> GgmlBlocks | None:
+        info, shape = self._tensors[name], self.shape(name)
+        blocks = cut_blocks(self._file.tensor_bytes(info), shape, info.ggml_type, part)
+        heads = self._permuted_heads(name)
+        if blocks is not None and heads is not None:
+            # A part has whole heads.
+            order = unpermute_rows(torch.arange(len(blocks)), heads * len(blocks) // shape[0])
+            blocks = blocks[order.numpy()]
+        return None if blocks is None else GgmlBlocks(info.ggml_type, blocks)
 
     def stored_bytes(self, name: str) -> memoryview:
         return self._file.tensor_bytes(self._tensors[name]).data
@@ -92,6 +103,9 @@ class GgufSource:
 
     def release(self, name: str) -> None:
         self._file.release(self._tensors[name])
+
+    def _place(self, info: TensorInfo) -> str:
+        return f"{info.name} (in {self._file.path.name})"
 
     def _permuted_heads(self, name: str) -> int | None:
         """Number of heads whose rows the conversion interleaved; None: rows are as they were."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
+from worker_svc.quantization.weight import QuantizedTarget
 from worker_svc.step import ProgressCallback
-from worker_svc.weights.slots import Slots, as_slot
+from worker_svc.weights.slots import Slots, WeightSlot, as_slot
 from worker_svc.weights.source import WeightsError, WeightSource
 
 DIGEST_SAMPLE_BYTES = 4096
@@ -49,18 +50,23 @@ def load_weights(
                 f"{source.location(name)}: tensor {name} has shape {list(shape)}, the model's "
                 f"config wants {list(place.tensor_shape)}"
             )
-        part = place.part
-        tensor = source.tensor(name) if part is None else source.part(name, part)
-        if not tensor.is_floating_point():
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise WeightsError(
-                f"{source.location(name)}: tensor {name} has type {kind}, no weights"
-            )
-        place.target.copy_(tensor)
-        del tensor
+        _fill(place, name, source)
         source.release(name)
         loaded += place.target.nbytes
         progress("load_weights", loaded / total)
+
+
+def _fill(place: WeightSlot, name: str, source: WeightSource) -> None:
+    target, part = place.target, place.part
+    if isinstance(target, QuantizedTarget):
+        blocks = source.blocks(name, part)
+        if blocks is not None and target.take(blocks):
+            return
+    tensor = source.tensor(name) if part is None else source.part(name, part)
+    if not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise WeightsError(f"{source.location(name)}: tensor {name} has type {kind}, no weights")
+    target.copy_(tensor)
 
 
 def weights_digest(source: WeightSource, form: str) -> str:

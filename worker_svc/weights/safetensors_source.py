@@ -94,6 +94,9 @@ class SafetensorsSource:
         # A view of mapped memory: only pages that are copied from are read.
         return self.tensor(name).narrow(part.dim, part.start, part.size)
 
+    def blocks(self, name: str, part: TensorPart | None = None) -> None:
+        return None
+
     def stored_bytes(self, name: str) -> memoryview:
         return self._tensors[name].data.data
 

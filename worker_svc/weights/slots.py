@@ -7,8 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+
+
+class SlotTarget(Protocol):
+    """What can be filled: a view of a parameter, or weights that are made of what comes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    def copy_(self, tensor: torch.Tensor, /) -> object:
+        """Take the values of a tensor of this shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +36,8 @@ class TensorPart:
 class WeightSlot:
     """A place for a checkpoint tensor, or for a part of it."""
 
-    target: torch.Tensor
-    """A view of a parameter, of the shape of what fills it."""
+    target: SlotTarget
+    """Of the shape of what fills it."""
     part: TensorPart | None = None
     """None: all of it."""
     total: int = 0
@@ -40,9 +52,9 @@ class WeightSlot:
         return tuple(shape)
 
 
-Slots = Mapping[str, torch.Tensor | WeightSlot]
-"""By checkpoint tensor name; a bare tensor takes all of it."""
+Slots = Mapping[str, SlotTarget | WeightSlot]
+"""By checkpoint tensor name; a bare target takes all of it."""
 
 
-def as_slot(slot: torch.Tensor | WeightSlot) -> WeightSlot:
+def as_slot(slot: SlotTarget | WeightSlot) -> WeightSlot:
     return slot if isinstance(slot, WeightSlot) else WeightSlot(slot)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from pagewire.model_source import ModelFormat, ModelSource
+from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.slots import TensorPart
 
 
@@ -40,6 +41,12 @@ class WeightSource(Protocol):
 
     def part(self, name: str, part: TensorPart) -> torch.Tensor:
         """A part of a tensor, as `tensor` gives it; no more of the file is read than it needs."""
+
+    def blocks(self, name: str, part: TensorPart | None = None) -> GgmlBlocks | None:
+        """A tensor, or a part of it, in the blocks of its file; None where it has none of its own.
+
+        Rows are in the order that `tensor` gives them in.
+        """
 
     def stored_bytes(self, name: str) -> memoryview:
         """The tensor's bytes as they lie in the file, memory-mapped; for the digest."""

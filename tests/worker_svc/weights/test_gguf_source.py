@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from pagewire.model_source import resolve_model
+from worker_svc.weights.dequantize import dequantize
 from worker_svc.weights.gguf_source import GgufSource, hf_name, unpermute_rows
+from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.source import WeightsError, open_weights
 
 
@@ -46,3 +49,28 @@ def test_the_embedded_model_has_its_shape() -> None:
     assert source.config["tie_word_embeddings"] is True
     assert len(source.names()) == 272
     assert source.tensor("model.layers.0.self_attn.k_proj.weight").shape == (192, 576)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("model.layers.1.self_attn.q_proj.weight", None),
+        ("model.layers.1.self_attn.k_proj.weight", TensorPart(0, 64, 128)),
+        ("model.layers.1.mlp.up_proj.weight", TensorPart(0, 512, 512)),
+        ("model.layers.1.mlp.down_proj.weight", TensorPart(1, 512, 512)),
+    ],
+)
+def test_blocks_are_those_of_the_dequantized_rows(name: str, part: TensorPart | None) -> None:
+    source = open_weights(resolve_model("smollm2"))
+    found = source.blocks(name, part)
+    assert found is not None
+    expected = source.tensor(name) if part is None else source.part(name, part)
+    weights = dequantize(np.ascontiguousarray(found.blocks).ravel(), found.ggml_type, name)
+    assert np.array_equal(weights.reshape(expected.shape), expected.numpy())
+
+
+def test_blocks_that_a_part_cuts_through_are_not_given() -> None:
+    source = open_weights(resolve_model("smollm2"))
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert source.blocks(name, TensorPart(1, 16, 512)) is None
+    assert source.blocks("model.norm.weight") is None

@@ -32,6 +32,9 @@ class MemorySource:
     def part(self, name: str, part: TensorPart) -> torch.Tensor:
         return self.tensors[name].narrow(part.dim, part.start, part.size)
 
+    def blocks(self, name: str, part: TensorPart | None = None) -> None:
+        return None
+
     def stored_bytes(self, name: str) -> memoryview:
         return memoryview(self.tensors[name].numpy().tobytes())
 
