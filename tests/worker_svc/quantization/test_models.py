@@ -24,7 +24,7 @@ from worker_svc.weights.source import WeightSource, open_weights
 SAME = 5e-5
 """Relative difference of logits where the weights are the same; 7e-6 was seen, 30 layers deep."""
 SMOLLM2_INT8 = 0.06
-"""The same, for the embedded model with 8 bits a weight made of its dequantized weights; 0.03 was seen."""
+"""The same, for the embedded model with 8 bits made of its dequantized weights; 0.03 was seen."""
 
 
 def load(source: WeightSource, quantization: Quantization, **fields: Any) -> BuiltModel:

@@ -23,7 +23,7 @@ def filled(method: Method, bias: bool = False) -> tuple[MergedLinear, torch.Tens
     weights = torch.randn(80, 64, generator=generator)
     linear = MergedLinear(64, (48, 32), bias)
     linear.quantize(method)
-    for index, rows in enumerate(torch.split(weights, (48, 32))):
+    for index, rows in enumerate(torch.split(weights, [48, 32])):
         linear.shard("weight", index).copy_(rows)
     return linear, weights
 
