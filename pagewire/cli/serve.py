@@ -67,7 +67,8 @@ async def serve(config: ServeConfig) -> int:
     console = _open_console(config.stack)
     runtime_dir = make_runtime_dir()
     try:
-        addresses = choose_addresses(config.stack, runtime_dir)
+        num_workers = config.engine.parallel.world_size
+        addresses = choose_addresses(config.stack, runtime_dir, num_workers)
         environment = plan_environment(config, child_environment(runtime_dir))
         children = plan_children(config, addresses, environment)
         supervisor = Supervisor(children, environment, console)

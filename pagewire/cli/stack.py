@@ -1,4 +1,6 @@
-"""What a stack on one machine consists of: settings, addresses, and the four command lines.
+"""What a stack on one machine consists of: settings, addresses, and the command lines.
+
+One gateway, one tokenizer, one scheduler, and a worker a rank.
 
 Pure planning: it binds no port but to find a free one, and starts nothing. `pagewire.cli.serve`
 hands the result to the supervisor.
@@ -48,8 +50,8 @@ class StackConfig:
     internal_transport: Literal["uds", "tcp"] = "uds"
     """How services reach each other: Unix sockets in a private directory, or loopback ports."""
     metrics_port_base: int = 0
-    """First of four ports for Prometheus metrics (gateway, tokenizer, scheduler, worker); 0: only
-    /metrics on the HTTP port."""
+    """First of the ports for Prometheus metrics (gateway, tokenizer, scheduler, then the workers);
+    0: only /metrics on the HTTP port."""
     drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
     """Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -130,9 +132,9 @@ class Addresses:
     http: str
     grpc: str
     listen: Mapping[str, str]
-    """By service, without the gateway: what peers connect to."""
+    """By child, without the gateway: what peers connect to."""
     admin_listen: Mapping[str, str]
-    """By service."""
+    """By child."""
 
     @property
     def http_url(self) -> str:
@@ -143,8 +145,13 @@ class Addresses:
         return reachable(self.grpc)
 
 
-def choose_addresses(config: StackConfig, runtime_dir: Path) -> Addresses:
+def choose_addresses(config: StackConfig, runtime_dir: Path, num_workers: int = 1) -> Addresses:
     """Fix every address before anything starts, so that a restarted child has its old one.
+
+    Args:
+        config: Of the stack.
+        runtime_dir: For sockets.
+        num_workers: One a rank.
 
     Raises:
         ConfigError: A public port is in use.
@@ -152,14 +159,14 @@ def choose_addresses(config: StackConfig, runtime_dir: Path) -> Addresses:
     http_port = _public_port(config.host, config.http_port, "--http-port")
     grpc_port = _public_port(config.host, config.grpc_port, "--grpc-port")
     listen, admin_listen = {}, {}
-    for service in MODULES:
-        port, admin_port, _ = _PORTS[service]
+    for child in _children(num_workers):
+        port, admin_port = (base + child.rank for base in _PORTS[child.service][:2])
         if config.internal_transport == "uds":
-            listen[service] = f"unix:{runtime_dir / service}.sock"
-            admin_listen[service] = f"unix:{runtime_dir / service}-admin.sock"
+            listen[child.name] = f"unix:{runtime_dir / child.name}.sock"
+            admin_listen[child.name] = f"unix:{runtime_dir / child.name}-admin.sock"
         else:
-            listen[service] = f"127.0.0.1:{_free_port('127.0.0.1', port)}"
-            admin_listen[service] = f"127.0.0.1:{_free_port('127.0.0.1', admin_port)}"
+            listen[child.name] = f"127.0.0.1:{_free_port('127.0.0.1', port)}"
+            admin_listen[child.name] = f"127.0.0.1:{_free_port('127.0.0.1', admin_port)}"
     del listen["gateway"]  # its peers are the clients
     host = f"[{config.host}]" if ":" in config.host else config.host
     return Addresses(f"{host}:{http_port}", f"{host}:{grpc_port}", listen, admin_listen)
@@ -178,6 +185,8 @@ def plan_children(
     model = config.engine.model.model
     # Both resolve the model for themselves, so both must ask for the same revision of it.
     revision = config.engine.load.revision
+    children = _children(config.engine.parallel.world_size)
+    workers = [addresses.listen[child.name] for child in children if child.service == "worker"]
     own = {
         "gateway": [
             f"--host={config.stack.host}",
@@ -188,7 +197,7 @@ def plan_children(
             *to_argv(config.gateway, env=environment),
         ],
         "scheduler": [
-            f"--workers={addresses.listen['worker']}",
+            f"--workers={','.join(workers)}",
             f"--tokenizers={addresses.listen['tokenizer']}",
             *to_argv(config.engine, env=environment),
         ],
@@ -200,8 +209,15 @@ def plan_children(
         ],
     }
     return [
-        ChildSpec(service, (*_python(service), *_common(service, config.stack, addresses), *flags))
-        for service, flags in own.items()
+        ChildSpec(
+            child.name,
+            (
+                *_python(child.service),
+                *_common(child, config.stack, addresses),
+                *own[child.service],
+            ),
+        )
+        for child in children
     ]
 
 
@@ -231,21 +247,40 @@ def reachable(address: str) -> str:
     return f"{_LOOPBACK.get(host, host)}:{port}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A process of the stack."""
+
+    name: str
+    service: str
+    rank: int = 0
+    """Of a worker."""
+
+
+def _children(num_workers: int) -> list[_Child]:
+    """The processes, in the order in which they are drained."""
+    workers = [_Child("worker", "worker")]
+    if num_workers > 1:
+        workers = [_Child(f"worker-{rank}", "worker", rank) for rank in range(num_workers)]
+    before = [_Child("gateway", "gateway"), _Child("scheduler", "scheduler")]
+    return [*before, *workers, _Child("tokenizer", "tokenizer")]
+
+
 def _python(service: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", MODULES[service])
 
 
-def _common(service: str, config: StackConfig, addresses: Addresses) -> list[str]:
+def _common(child: _Child, config: StackConfig, addresses: Addresses) -> list[str]:
     """Return the flags that every service has."""
-    base, place = config.metrics_port_base, _PORTS[service][2]
+    base, place = config.metrics_port_base, _PORTS[child.service][2] + child.rank
     flags = [
-        f"--admin-listen={addresses.admin_listen[service]}",
+        f"--admin-listen={addresses.admin_listen[child.name]}",
         f"--metrics-port={base + place if base else 0}",
         f"--drain-timeout={config.drain_timeout_s!r}",
         f"--log-level={config.log_level}",
     ]
-    if service in addresses.listen:
-        flags.insert(0, f"--listen={addresses.listen[service]}")
+    if child.name in addresses.listen:
+        flags.insert(0, f"--listen={addresses.listen[child.name]}")
     return flags
 
 
