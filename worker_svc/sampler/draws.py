@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from worker_svc.sampler.metadata import SamplingBatch
 from worker_svc.sampler.philox import uniforms
@@ -30,22 +29,11 @@ def draw(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> Ints:
     """
     draws = uniforms(batch.seeds[places], batch.output_indices[places].astype(np.uint64))
     token_ids = np.empty(len(places), dtype=np.int64)
-    for part in row_chunks(len(places), rows.logits.shape[1]):
-        scaled = scale(rows, batch, places[part])
-        maxima = scaled.maxima.amax(-1).numpy()
+    for part in row_chunks(len(places), rows.vocab_size):
+        scaled = rows.divided(places[part], batch.temperatures[places[part]])
         thresholds = lowest_survivors(scaled, Truncation.of(batch, places[part]))
-        token_ids[part] = draw_tokens(scaled, maxima, thresholds, draws[part])
+        token_ids[part] = draw_tokens(scaled, thresholds, draws[part])
     return token_ids
-
-
-def scale(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> BlockedRows:
-    """Logits of some places, divided by their temperatures."""
-    selected = rows.select(places)
-    temperatures = torch.from_numpy(batch.temperatures[places, None])
-    # Division rounds no larger value below a smaller one: maxima stay maxima.
-    selected.logits.div_(temperatures)
-    selected.maxima.div_(temperatures)
-    return selected
 
 
 def row_chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:

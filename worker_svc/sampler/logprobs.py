@@ -62,18 +62,18 @@ def logprob_table(values: torch.Tensor, token_ids: Ints, num_top: int) -> Logpro
 
 
 def _likeliest(rows: BlockedRows, num_top: int) -> tuple[Ints, Float32s]:
-    num_rows = len(rows.logits)
+    num_rows = len(rows)
     if not num_top:
         return np.empty((num_rows, 0), dtype=np.int64), np.empty((num_rows, 0), dtype=np.float32)
     everywhere = np.arange(num_rows)
     lowest = rows.largest(everywhere, num_top)[:, -1:]
-    reaching = rows.maxima.numpy() >= lowest
+    reaching = rows.maxima >= lowest
     # Stable: blocks that reach it first, in rising order; the rest only fills the row up.
     order = np.argsort(~reaching, axis=1, kind="stable")
     token_ids, values = rows.gather_blocks(everywhere, order[:, : reaching.sum(axis=1).max()])
     above = values > lowest
     # Of those that tie with the last one, the lowest ids, as many as there is room for.
-    ties = (values == lowest) & (token_ids < rows.logits.shape[1])
+    ties = (values == lowest) & (token_ids < rows.vocab_size)
     room = num_top - above.sum(axis=1, keepdims=True)
     kept = above | (ties & (ties.cumsum(axis=1) <= room))
     shape = num_rows, num_top

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from pagewire.engine_config import LogprobsMode
-from worker_svc.sampler.draws import draw, row_chunks, scale
+from worker_svc.sampler.draws import draw, row_chunks
 from worker_svc.sampler.grammar import MaskedRows, apply_masks
 from worker_svc.sampler.logprobs import logprob_table
 from worker_svc.sampler.metadata import Need, SamplerOutput, SamplingBatch, TokenLogprobs
@@ -52,7 +52,7 @@ class Sampler:
         """
         rows = BlockedRows.of(logits)
         # NaN or +inf anywhere in a row shows in its maximum.
-        is_finite = (rows.maxima.amax(-1) < torch.inf).numpy()
+        is_finite = rows.maxima.max(axis=1) < np.inf
         if masked is not None:
             apply_masks(logits, masked)
             rows.refresh(np.array(masked.places, dtype=np.int64))
@@ -61,7 +61,7 @@ class Sampler:
         if batch.processed:
             apply_processors(logits, batch.processed, self._eos_token_ids)
             rows.refresh(np.array([row.place for row in batch.processed]))
-        is_empty = (rows.maxima.amax(-1) == -torch.inf).numpy()
+        is_empty = rows.maxima.max(axis=1) == -np.inf
         has_token = is_finite & ~is_empty
         token_ids = rows.argmax()
         drawn = batch.places_with(Need.DRAW)
@@ -92,12 +92,12 @@ class Sampler:
         has_token: npt.NDArray[np.bool_],
     ) -> None:
         given = np.flatnonzero(has_token[asking])
-        for part in row_chunks(len(given), rows.logits.shape[1]):
+        for part in row_chunks(len(given), rows.vocab_size):
             places = asking[given[part]]
             if not self._gives_raw:
                 values = _processed(rows, batch, places)
             elif raw is None:
-                values = rows.logits[torch.from_numpy(places)]
+                values = rows.values(places)
             else:
                 values = raw[torch.from_numpy(given[part])]
             if self._normalizes:
@@ -111,10 +111,10 @@ class Sampler:
 
 def _processed(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> torch.Tensor:
     """Logits that tokens were chosen from: divided by the temperature, -inf where dropped."""
-    scaled = scale(rows, batch, places)
+    scaled = rows.divided(places, batch.temperatures[places])
     lowest = lowest_survivors(scaled, Truncation.of(batch, places))
-    dropped = scaled.logits < torch.from_numpy(lowest[:, None])
-    return scaled.logits.masked_fill_(dropped, -torch.inf)
+    values = scaled.values(np.arange(len(places)))
+    return values.masked_fill_(values < torch.from_numpy(lowest[:, None]), -torch.inf)
 
 
 def _failures(

@@ -2,7 +2,7 @@
 
 The vocabulary is cut in blocks whose maxima are taken once, in one fast pass; the k largest values
 of a row lie in the k blocks of the largest maxima. Values are exact, and a choice among equal ones
-falls on the lowest token id. Knows nothing of parameters.
+falls on the lowest token id. Knows nothing of parameters but temperatures.
 """
 
 from __future__ import annotations
@@ -22,79 +22,108 @@ BLOCK_SIZE = 64
 
 @dataclass(frozen=True, slots=True)
 class BlockedRows:
-    """Rows of logits with the maxima of their blocks."""
+    """Rows of logits with the maxima of their blocks; divided by a temperature where they are read.
+
+    Division rounds no larger value below a smaller one: maxima stay maxima.
+    """
 
     logits: torch.Tensor
-    """[num_rows, vocab_size] float32."""
-    maxima: torch.Tensor
-    """[num_rows, ceil(vocab_size / BLOCK_SIZE)] float32; NaN where a block has one."""
+    """[any number, vocab_size] float32, contiguous, as they came."""
+    maxima: Float32s
+    """[num_rows, ceil(vocab_size / BLOCK_SIZE)], divided; NaN where a block has one."""
+    sources: Ints
+    """[num_rows], the row of `logits` that each is."""
+    temperatures: Float32s | None = None
+    """[num_rows]; None: nothing is divided."""
 
     @classmethod
     def of(cls, logits: torch.Tensor) -> BlockedRows:
-        num_full = logits.shape[1] // BLOCK_SIZE
-        end = num_full * BLOCK_SIZE
-        maxima = logits[:, :end].view(len(logits), num_full, BLOCK_SIZE).amax(-1)
-        if end < logits.shape[1]:
-            maxima = torch.cat((maxima, logits[:, end:].amax(-1, keepdim=True)), dim=1)
-        return cls(logits, maxima)
+        """All rows, as they are."""
+        return cls(logits, _block_maxima(logits), np.arange(len(logits)))
 
-    def refresh(self, places: Ints) -> None:
-        """Takes the maxima of these rows again: their logits have changed."""
-        if len(places) == len(self.logits):
-            self.maxima.copy_(BlockedRows.of(self.logits).maxima)
-            return
-        rows = torch.from_numpy(places)
-        self.maxima[rows] = BlockedRows.of(self.logits[rows]).maxima
+    def __len__(self) -> int:
+        return len(self.sources)
 
-    def select(self, places: Ints) -> BlockedRows:
-        """Copies of these rows."""
-        rows = torch.from_numpy(places)
-        return BlockedRows(self.logits[rows], self.maxima[rows])
+    @property
+    def vocab_size(self) -> int:
+        return self.logits.shape[1]
+
+    def refresh(self, rows: Ints) -> None:
+        """Takes the maxima of these rows again: their logits have changed. Only of all rows."""
+        changed = self.logits if len(rows) == len(self) else self.logits[torch.from_numpy(rows)]
+        self.maxima[rows] = _block_maxima(changed)
+
+    def divided(self, rows: Ints, temperatures: Float32s) -> BlockedRows:
+        """Some rows, divided by their temperatures [len(rows)]. Only of rows that are not."""
+        maxima = self.maxima[rows] / temperatures[:, None]
+        return BlockedRows(self.logits, maxima, self.sources[rows], temperatures)
+
+    def values(self, rows: Ints) -> torch.Tensor:
+        """The logits of some rows, [len(rows), vocab_size]: a copy."""
+        sources = self.sources[rows]
+        if self.temperatures is None:
+            return self.logits[torch.from_numpy(sources)]
+        temperatures = torch.from_numpy(self.temperatures[rows, None])
+        if (np.diff(sources) == 1).all():
+            return self.logits[int(sources[0]) : int(sources[-1]) + 1] / temperatures
+        return self.logits[torch.from_numpy(sources)].div_(temperatures)
 
     def argmax(self) -> Ints:
         """Lowest token id of the largest logit of each row; any id for a row with NaN."""
-        maxima = self.maxima.numpy()
-        blocks = maxima.argmax(axis=1)  # numpy takes the first of equal ones
-        token_ids, values = self.gather_blocks(np.arange(len(blocks)), blocks[:, None])
-        first = values.argmax(axis=1)
-        return np.take_along_axis(token_ids, first[:, None], axis=1)[:, 0]
+        blocks = self.maxima.argmax(axis=1)  # numpy takes the first of equal ones
+        rows = np.arange(len(self))
+        token_ids, values = self.gather_blocks(rows, blocks[:, None])
+        best: Ints = token_ids[rows, values.argmax(axis=1)]
+        return best
 
-    def gather_blocks(self, places: Ints, blocks: Ints) -> tuple[Ints, Float32s]:
+    def gather_blocks(self, rows: Ints, blocks: Ints) -> tuple[Ints, Float32s]:
         """The logits of some blocks of some rows.
 
         Args:
-            places: [n], rows.
+            rows: [n]
             blocks: [n, m], blocks of each.
 
         Returns:
             Token ids and logits, [n, m * BLOCK_SIZE]; ids past the vocabulary's end have -inf.
         """
-        vocab_size = self.logits.shape[1]
-        token_ids = (blocks[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(
-            len(blocks), -1
-        )
-        last = vocab_size - 1
+        vocab_size, sources = self.vocab_size, self.sources[rows, None]
+        shape = len(rows), blocks.shape[1] * BLOCK_SIZE
+        token_ids = (blocks[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(shape)
+        logits = self.logits.numpy()
+        values: Float32s
         if vocab_size % BLOCK_SIZE == 0:
-            return token_ids, self.logits.numpy()[places[:, None], token_ids]
-        values = self.logits.numpy()[places[:, None], np.minimum(token_ids, last)]
-        values[token_ids > last] = -np.inf
+            values = logits.reshape(len(logits), -1, BLOCK_SIZE)[sources, blocks].reshape(shape)
+        else:
+            values = logits[sources, np.minimum(token_ids, vocab_size - 1)]
+            values[token_ids >= vocab_size] = -np.inf
+        if self.temperatures is not None:
+            values /= self.temperatures[rows, None]
         return token_ids, values
 
-    def largest(self, places: Ints, num_values: int) -> Float32s:
-        """The largest logits of some rows, falling: [len(places), num_values].
+    def largest(self, rows: Ints, num_values: int) -> Float32s:
+        """The largest logits of some rows, falling: [len(rows), num_values].
 
         Args:
-            places: Rows without NaN.
+            rows: Without NaN.
             num_values: At most vocab_size.
         """
-        if num_values * BLOCK_SIZE > self.logits.shape[1] // 2:
-            return largest_values(self.logits.numpy()[places], num_values)
-        maxima = self.maxima[torch.from_numpy(places)]
-        blocks = maxima.topk(num_values, sorted=False).indices.numpy()
-        return largest_values(self.gather_blocks(places, blocks)[1], num_values)
+        if 2 * num_values * BLOCK_SIZE > self.vocab_size:
+            return _largest_values(self.values(rows).numpy(), num_values)
+        blocks = self.maxima[rows].argpartition(-num_values, axis=1)[:, -num_values:]
+        return _largest_values(self.gather_blocks(rows, blocks)[1], num_values)
 
 
-def largest_values(values: Float32s, num_values: int) -> Float32s:
+def _block_maxima(logits: torch.Tensor) -> Float32s:
+    num_full = logits.shape[1] // BLOCK_SIZE
+    end = num_full * BLOCK_SIZE
+    maxima = logits[:, :end].view(len(logits), num_full, BLOCK_SIZE).amax(-1)
+    if end < logits.shape[1]:
+        maxima = torch.cat((maxima, logits[:, end:].amax(-1, keepdim=True)), dim=1)
+    found: Float32s = maxima.numpy()
+    return found
+
+
+def _largest_values(values: Float32s, num_values: int) -> Float32s:
     """The largest values of each row, falling; `values` [num_rows, size] are reordered."""
     size = values.shape[1]
     if num_values < size:

@@ -53,7 +53,7 @@ def lowest_survivors(rows: BlockedRows, truncation: Truncation) -> Float32s:
             is NaN.
         truncation: Parameters of the rows.
     """
-    maxima = rows.maxima.amax(-1).numpy()
+    maxima = rows.maxima.max(axis=1)
     # Without min_p the sum is -inf.
     thresholds = (maxima.astype(np.float64) + truncation.log_min_p).astype(np.float32)
     _raise_to_top_k(rows, truncation.top_k, thresholds)
@@ -62,7 +62,7 @@ def lowest_survivors(rows: BlockedRows, truncation: Truncation) -> Float32s:
 
 
 def _raise_to_top_k(rows: BlockedRows, top_k: Ints, thresholds: Float32s) -> None:
-    limited = np.flatnonzero((top_k > 0) & (top_k < rows.logits.shape[1]))
+    limited = np.flatnonzero((top_k > 0) & (top_k < rows.vocab_size))
     for places in (
         limited[top_k[limited] <= FIRST_CANDIDATES],
         limited[top_k[limited] > FIRST_CANDIDATES],
@@ -81,8 +81,8 @@ def _raise_to_top_p(
     places = np.flatnonzero(top_p < 1.0)
     if not len(places):
         return
-    wanted = top_p[places] * total_weights(rows, places, maxima, thresholds)
-    vocab_size = rows.logits.shape[1]
+    wanted = top_p[places] * total_weights(rows, places, thresholds)
+    vocab_size = rows.vocab_size
     num_candidates = min(FIRST_CANDIDATES, vocab_size)
     while len(places):
         candidates = rows.largest(places, num_candidates)

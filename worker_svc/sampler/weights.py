@@ -7,6 +7,8 @@ vocabulary. Knows nothing of parameters.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -17,42 +19,35 @@ SPARSE_SHARE = 8
 """Rows whose survivors lie in at most one of so many blocks are summed over those alone."""
 
 
-def total_weights(
-    rows: BlockedRows, places: Ints, maxima: Float32s, thresholds: Float32s
-) -> Float64s:
+def total_weights(rows: BlockedRows, places: Ints, thresholds: Float32s) -> Float64s:
     """Sum of the weights of some rows, [len(places)].
 
     Args:
         rows: Logits divided by the temperature.
         places: Those to sum up.
-        maxima: [num_rows], the largest logit of each row.
         thresholds: [num_rows], the lowest logit that survives.
     """
     totals = np.empty(len(places))
     for part in _parts(rows, places, thresholds):
-        _, cumulative = part.cumulative(maxima, thresholds)
-        totals[part.members] = cumulative[:, -1].numpy()
+        totals[part.members] = part.cumulative(thresholds)[1][:, -1].numpy()
     return totals
 
 
-def draw_tokens(
-    rows: BlockedRows, maxima: Float32s, thresholds: Float32s, uniforms: Float64s
-) -> Ints:
+def draw_tokens(rows: BlockedRows, thresholds: Float32s, uniforms: Float64s) -> Ints:
     """Inverse CDF in vocabulary order, [num_rows].
 
     Args:
-        rows: Logits divided by the temperature.
-        maxima: [num_rows], the largest logit of each row, finite.
+        rows: Logits divided by the temperature; the largest of each is finite.
         thresholds: [num_rows], the lowest logit that survives.
         uniforms: [num_rows], strictly inside (0, 1).
     """
-    drawn = np.empty(len(uniforms), dtype=np.int64)
-    for part in _parts(rows, np.arange(len(uniforms)), thresholds):
-        token_ids, cumulative = part.cumulative(maxima, thresholds)
-        places = inverse_cdf(cumulative, torch.from_numpy(uniforms[part.members]))
+    drawn = np.empty(len(rows), dtype=np.int64)
+    for part in _parts(rows, np.arange(len(rows)), thresholds):
+        token_ids, cumulative = part.cumulative(thresholds)
+        indices = inverse_cdf(cumulative, torch.from_numpy(uniforms[part.members]))
         if token_ids is not None:
-            places = np.take_along_axis(token_ids, places[:, None], axis=1)[:, 0]
-        drawn[part.members] = places
+            indices = token_ids[np.arange(len(indices)), indices]
+        drawn[part.members] = indices
     return drawn
 
 
@@ -71,46 +66,44 @@ def inverse_cdf(cumulative: torch.Tensor, uniforms: torch.Tensor) -> Ints:
     return token_ids
 
 
+@dataclass(frozen=True, slots=True)
 class _Part:
     """Rows that are summed in the same way."""
 
-    def __init__(self, rows: BlockedRows, places: Ints, members: Ints, blocks: Ints | None) -> None:
-        self._rows = rows
-        self._places = places
-        self.members = members
-        """Indices of the rows among those asked for."""
-        self._blocks = blocks
-        """[num_members, m], blocks that hold all survivors, in rising order; None: all blocks."""
+    rows: BlockedRows
+    places: Ints
+    """Of `rows`."""
+    members: Ints
+    """The same by their index among the rows asked for."""
+    blocks: Ints | None
+    """[num_members, m], blocks that hold all survivors, in rising order; None: all blocks."""
 
-    def cumulative(
-        self, maxima: Float32s, thresholds: Float32s
-    ) -> tuple[Ints | None, torch.Tensor]:
+    def cumulative(self, thresholds: Float32s) -> tuple[Ints | None, torch.Tensor]:
         """Token ids (None: all, in order) and cumulative float64 weights, [num_members, size]."""
-        token_ids, logits = None, self._rows.logits
-        if self._blocks is not None:
-            token_ids, values = self._rows.gather_blocks(self._places, self._blocks)
+        token_ids = None
+        if self.blocks is None:
+            logits = self.rows.values(self.places)
+        else:
+            token_ids, values = self.rows.gather_blocks(self.places, self.blocks)
             logits = torch.from_numpy(values)
-        elif len(self._places) < len(logits):
-            logits = logits[torch.from_numpy(self._places)]
-        highest, lowest = maxima[self._places, None], thresholds[self._places, None]
-        weights = (logits - torch.from_numpy(highest)).exp_()
+        lowest = thresholds[self.places, None]
         if lowest.max() > -np.inf:
-            weights *= logits >= torch.from_numpy(lowest)
+            logits.masked_fill_(logits < torch.from_numpy(lowest), -torch.inf)
+        highest = self.rows.maxima[self.places].max(axis=1, keepdims=True)
+        weights = logits.sub_(torch.from_numpy(highest)).exp_()
         return token_ids, weights.cumsum(-1, dtype=torch.float64)
 
 
 def _parts(rows: BlockedRows, places: Ints, thresholds: Float32s) -> list[_Part]:
-    survive = rows.maxima.numpy()[places] >= thresholds[places, None]
+    survive = rows.maxima[places] >= thresholds[places, None]
     counts = survive.sum(axis=1)
-    num_blocks = survive.shape[1]
-    sparse = counts * SPARSE_SHARE <= num_blocks
+    is_sparse = counts * SPARSE_SHARE <= survive.shape[1]
+    sparse, dense = np.flatnonzero(is_sparse), np.flatnonzero(~is_sparse)
     parts = []
-    if sparse.any():
-        members = np.flatnonzero(sparse)
+    if len(sparse):
         # Stable: blocks with survivors first, in rising order; the rest only fills the row up.
-        order = np.argsort(~survive[members], axis=1, kind="stable")
-        parts.append(_Part(rows, places[members], members, order[:, : counts[members].max()]))
-    if not sparse.all():
-        members = np.flatnonzero(~sparse)
-        parts.append(_Part(rows, places[members], members, None))
+        order = np.argsort(~survive[sparse], axis=1, kind="stable")
+        parts.append(_Part(rows, places[sparse], sparse, order[:, : counts[sparse].max()]))
+    if len(dense):
+        parts.append(_Part(rows, places[dense], dense, None))
     return parts
