@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig
+from pagewire.sampling_params import SamplingParams
 from tests.parity import ParityReport
 from tests.worker_svc.reference import greedy
 from tests.worker_svc.step_driver import StepDriver
@@ -32,6 +33,7 @@ MAX_TOKENS = 10
 LENGTHS = (1, 2, 5, 17, 30, 40)
 CHUNK = 16
 LOGITS_LENGTH = 48
+LIKELIEST = SamplingParams(temperature=0.0, logprobs=5)
 
 
 @dataclass
@@ -117,21 +119,25 @@ def test_greedy_ids_of_a_mixed_batch_in_chunks_equal_those_of_transformers(serve
     assert_greedy_parity(served, LENGTHS)
 
 
-def test_batch_mates_and_chunks_change_no_token(served: Served) -> None:
+def test_batch_mates_and_chunks_change_no_bit(served: Served) -> None:
     prompts = make_prompts((1, 2, 7, 33, 64))
 
-    def outputs(batches: Sequence[Sequence[list[int]]], chunk: int) -> list[list[int]]:
+    def logprobs(
+        batches: Sequence[Sequence[list[int]]], chunk: int
+    ) -> list[list[dict[int, float]]]:
+        """Of each request: for each token the likeliest ones."""
         result = []
         for batch in batches:
             driver = StepDriver(served.runner, num_blocks=64, block_size=8, chunk=chunk)
-            requests = [driver.add(prompt, max_tokens=8) for prompt in batch]
+            requests = [driver.add(prompt, LIKELIEST, max_tokens=8) for prompt in batch]
             driver.run()
-            result += [request.output_token_ids for request in requests]
+            result += [request.logprobs for request in requests]
         return result
 
-    alone = outputs([[prompt] for prompt in prompts], 10_000)
-    assert outputs([prompts], 10_000) == alone
-    assert outputs([prompts], 5) == alone
+    alone = logprobs([[prompt] for prompt in prompts], 10_000)
+    assert all(len(likeliest) >= 5 for request in alone for likeliest in request)
+    assert logprobs([prompts], 10_000) == alone
+    assert logprobs([prompts], 5) == alone
 
 
 @pytest.mark.parametrize("name", UNLISTED)

@@ -25,6 +25,7 @@ from worker_svc.models.transformers_attention import (
     answered_by,
     attention_forward,
 )
+from worker_svc.models.transformers_experts import EXPERTS_NAME, experts_forward
 from worker_svc.models.transformers_load import import_transformers, load_causal_model
 from worker_svc.models.transformers_probe import (
     ProbeCalls,
@@ -150,6 +151,8 @@ def _register(transformers: Any) -> None:
     for name in (SERVING_NAME, PROBE_NAME):
         transformers.AttentionInterface.register(name, attention_forward)
     transformers.AttentionMaskInterface.register(PROBE_NAME, probe_mask)
+    experts = importlib.import_module("transformers.integrations.moe")
+    experts.ALL_EXPERTS_FUNCTIONS.register(EXPERTS_NAME, experts_forward)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from worker_svc.models.config import UnsupportedModelError
+from worker_svc.models.transformers_experts import EXPERTS_NAME
 from worker_svc.step import ProgressCallback
 from worker_svc.weights.source import WeightsError, WeightSource
 
@@ -77,6 +78,7 @@ def load_causal_model(
             state_dict={name: _LazyTensor(reader, name) for name in source.names()},
             dtype=dtype,
             attn_implementation=attention_name,
+            experts_implementation=EXPERTS_NAME,
             ignore_mismatched_sizes=True,  # They are in the report.
             output_loading_info=True,
         )
