@@ -82,7 +82,7 @@ def make_certain_request() -> TokenRequest:
 @pytest.mark.timeout(600)
 async def test_a_crowded_stack_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None:
     flags = (write_model(tmp_path), "--dtype=float32", "--max-model-len=64")
-    requests = make_requests(5)
+    requests = make_requests(4)
     with start_stack(*flags, "--attention-backend=torch") as stack:
         expected = await one_by_one(stack.http_url, requests)
     xformers = ("--attention-backend=xformers", f"--log-dir={tmp_path}")

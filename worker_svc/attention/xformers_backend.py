@@ -135,7 +135,9 @@ class XformersStepAttention:
         self._write(self._values[layer], value)
         keys, values = self._grouped(self._keys[layer]), self._grouped(self._values[layer])
         queries = self._padded(query)  # [num_tokens, num_heads, head_dim]
-        queries = queries.reshape(-1, self._spec.num_kv_heads, self._spec.group_size, self._head_dim)
+        queries = queries.reshape(
+            -1, self._spec.num_kv_heads, self._spec.group_size, self._head_dim
+        )
         output = torch.zeros_like(query)  # Padding tokens belong to no row and stay zero.
         calls, scale = self._calls[self._spec.sliding_windows[layer]], self._spec.scale
         for paged in calls.paged:
