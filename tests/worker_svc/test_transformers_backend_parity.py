@@ -27,7 +27,11 @@ from tests.worker_svc.transformer_families import (
 )
 from worker_svc.attention.base import AttentionMetadata
 from worker_svc.model_runner import ModelRunner
+from worker_svc.models.hf_files import read_model_config
 from worker_svc.models.registry import MODELS
+from worker_svc.models.shape import read_shape
+from worker_svc.sim.metadata import read_model_info
+from worker_svc.step import ModelInfo
 
 MAX_TOKENS = 10
 LENGTHS = (1, 2, 5, 17, 30, 40)
@@ -40,15 +44,20 @@ LIKELIEST = SamplingParams(temperature=0.0, logprobs=5)
 class Served:
     reference: Any
     runner: ModelRunner
+    info: ModelInfo
+    directory: Path
 
 
-def make_runner(model: Path, **fields: Any) -> ModelRunner:
+def make_config(model: Path, **fields: Any) -> EngineConfig:
     config = ModelConfig(
         model=str(model), **({"dtype": "float32", "model_impl": "transformers"} | fields)
     )
-    runner = ModelRunner(EngineConfig(model=config, device=DeviceConfig(num_threads=1)))
-    runner.load(lambda stage, fraction: None)
-    return runner
+    return EngineConfig(model=config, device=DeviceConfig(num_threads=1))
+
+
+def serve(reference: Any, directory: Path, **fields: Any) -> Served:
+    runner = ModelRunner(make_config(directory, **fields))
+    return Served(reference, runner, runner.load(lambda stage, fraction: None), directory)
 
 
 def make_prompts(lengths: Sequence[int]) -> list[list[int]]:
@@ -62,7 +71,7 @@ def served(
 ) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("family")
     reference = write_family(directory, request.param)
-    yield Served(reference, make_runner(directory))
+    yield serve(reference, directory)
 
 
 @torch.inference_mode()
@@ -140,13 +149,33 @@ def test_batch_mates_and_chunks_change_no_bit(served: Served) -> None:
     assert logprobs([prompts], 5) == alone
 
 
+def test_the_simulated_worker_reports_the_same_shape(served: Served) -> None:
+    config = make_config(served.directory)
+    simulated = read_model_info(config)
+    for name in (
+        "architecture",
+        "vocab_size",
+        "max_model_len",
+        "num_layers",
+        "num_kv_heads",
+        "head_dim",
+        "hidden_size",
+        "eos_token_ids",
+        "bos_token_id",
+    ):
+        assert getattr(simulated, name) == getattr(served.info, name), name
+    loaded = served.runner._loaded
+    assert loaded is not None
+    windows = read_shape(read_model_config(served.directory), "transformers").sliding_windows
+    assert windows == tuple(loaded.model.attention_spec.sliding_windows)
+
+
 @pytest.mark.parametrize("name", UNLISTED)
 def test_a_decoder_without_a_row_is_served_after_its_probe(name: str, tmp_path: Path) -> None:
     architecture, config_class, fields = UNLISTED[name]
     assert architecture not in MODELS
     reference = write_model(tmp_path, architecture, config_class, **fields)
-    runner = make_runner(tmp_path, model_impl="auto")
-    assert_greedy_parity(Served(reference, runner), LENGTHS)
+    assert_greedy_parity(serve(reference, tmp_path, model_impl="auto"), LENGTHS)
 
 
 @pytest.mark.parametrize(("original", "lengths"), [(256, (7, 40)), (32, (40, 70))])
@@ -154,12 +183,11 @@ def test_longrope_takes_its_factors_by_the_longest_sequence(
     original: int, lengths: Sequence[int], tmp_path: Path
 ) -> None:
     reference = write_family(tmp_path, "phi3", **phi3_longrope(original))
-    assert_greedy_parity(Served(reference, make_runner(tmp_path)), lengths, chunk=10_000)
+    assert_greedy_parity(serve(reference, tmp_path), lengths, chunk=10_000)
 
 
 def test_longrope_factors_do_not_depend_on_batch_mates(tmp_path: Path) -> None:
-    write_family(tmp_path, "phi3", **phi3_longrope(32))
-    runner = make_runner(tmp_path)
+    runner = serve(write_family(tmp_path, "phi3", **phi3_longrope(32)), tmp_path).runner
     short, long = make_prompts((8, 70))
     outputs = []
     for prompts in ([short], [short, long]):

@@ -164,9 +164,9 @@ def check_locality(
     kept = order != 0
     before, after = first[order[kept]].float(), second[kept].float()
     tolerance = _TOLERANCE.get(first.dtype, _ROUNDED_TOLERANCE)
-    difference = (before - after).norm(dim=1)
-    # Written so that a NaN fails.
-    if not bool((difference <= tolerance * before.norm(dim=1)).all()):
+    if not bool(first.isfinite().all()):
+        raise UnsupportedModelError("its hidden states are not finite: are its weights damaged?")
+    if bool(((before - after).norm(dim=1) > tolerance * before.norm(dim=1)).any()):
         raise UnsupportedModelError(
             "its tokens reach each other outside attention, or it counts positions itself"
         )
