@@ -24,6 +24,7 @@ class WorkerState(Enum):
     INITIALIZING = "initializing"
     LOADED = "loaded"
     READY = "ready"
+    SLEEPING = "sleeping"
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ _STATES = {
     WorkerState.INITIALIZING: worker_pb2.WORKER_STATE_INITIALIZING,
     WorkerState.LOADED: worker_pb2.WORKER_STATE_LOADED,
     WorkerState.READY: worker_pb2.WORKER_STATE_READY,
+    WorkerState.SLEEPING: worker_pb2.WORKER_STATE_SLEEPING,
 }
 
 

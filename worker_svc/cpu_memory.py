@@ -6,6 +6,7 @@ so that they count as used.
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 from pagewire.engine_config import CacheConfig
@@ -49,6 +50,13 @@ def free_memory_bytes(cgroup: Path = _CGROUP) -> int:
             reclaimable = _read_statistic(cgroup / statistics_file, reclaimable_key)
             free = min(free, max(0, limit - used + reclaimable))
     return free
+
+
+def release_free_memory() -> None:
+    """Give memory that was freed back to the kernel; the C library keeps it for later use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def _meminfo_available() -> int:

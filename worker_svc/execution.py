@@ -45,6 +45,11 @@ class Execution:
         self._queued: deque[asyncio.Future[StepOutcome]] = deque()
         self._masks = DueMasks(masks_timeout_s)
 
+    @property
+    def is_idle(self) -> bool:
+        """No step is queued or runs, and the worker knows no request."""
+        return self.executor.num_requests == 0 and all(step.done() for step in self._queued)
+
     def submit(self, step: SchedulerOutput) -> asyncio.Future[StepOutcome]:
         """Queue a step behind those that were submitted before.
 

@@ -86,7 +86,7 @@ class ModelLoad:
             self._finish(_ended())
             raise
         except Exception as error:
-            outcome = _to_error(error)
+            outcome = to_load_error(error)
             log.error("model_load_failed", reason=outcome.reason, exc_info=error)
         else:
             log.info("model_loaded", duration_s=round(time.monotonic() - begin_s, 3))
@@ -166,7 +166,8 @@ def _ended() -> PagewireError:
     return ServiceUnavailableError("the load was ended before it was done", reason="LOAD_CANCELLED")
 
 
-def _to_error(error: Exception) -> PagewireError:
+def to_load_error(error: Exception) -> PagewireError:
+    """What the scheduler is told of a load that failed."""
     if isinstance(error, PagewireError):
         return error
     if isinstance(error, _LoadCancelledError):

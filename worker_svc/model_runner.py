@@ -7,6 +7,7 @@ its own, and torch runs there alone.
 
 from __future__ import annotations
 
+import gc
 import time
 
 import torch
@@ -79,6 +80,16 @@ class ModelRunner:
         self._batch = None
         if self._tokens is not None:
             self._tokens.clear()
+
+    def sleep(self, level: int) -> None:
+        self.reset()
+        if level == 2:
+            self._loaded = None
+            gc.collect()  # modules may point at each other
+
+    def wake_weights(self, progress: ProgressCallback) -> ModelInfo:
+        # On a CPU level 1 leaves them where they are.
+        return self.load(progress) if self._loaded is None else self._loaded.info
 
     @torch.inference_mode()
     def execute(

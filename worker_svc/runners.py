@@ -58,6 +58,10 @@ def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> R
                 "attention_backend has no effect on the simulated device: leave "
                 "--attention-backend out"
             )
+        if config.model.quantization != "none":
+            raise ValueError(
+                "quantization has no effect on the simulated device: leave --quantization out"
+            )
         from worker_svc.sim.runner import SimRunner
 
         return SimRunner(config)

@@ -38,7 +38,7 @@ class WorkerServer:
             ],
             register_admin=[
                 lambda server: worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(
-                    WorkerAdminServicer(), server
+                    WorkerAdminServicer(self.worker), server
                 )
             ],
         )

@@ -76,6 +76,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.WorkerServiceUnloadLoraResponse:
         _refuse("UnloadLora")
 
+    async def Sleep(
+        self, request: worker_pb2.WorkerServiceSleepRequest, context: Context
+    ) -> worker_pb2.WorkerServiceSleepResponse:
+        await self._worker.sleep(convert.lease_from_proto(request.lease), request.level)
+        return worker_pb2.WorkerServiceSleepResponse()
+
+    async def WakeUp(
+        self, request: worker_pb2.WorkerServiceWakeUpRequest, context: Context
+    ) -> worker_pb2.WorkerServiceWakeUpResponse:
+        lease = convert.lease_from_proto(request.lease)
+        is_sleeping = await self._worker.wake_up(lease, list(request.tags))
+        return worker_pb2.WorkerServiceWakeUpResponse(is_sleeping=is_sleeping)
+
     async def GetStatus(
         self, request: worker_pb2.GetStatusRequest, context: Context
     ) -> worker_pb2.GetStatusResponse:
@@ -83,17 +96,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class WorkerAdminServicer(worker_pb2_grpc.WorkerAdminServiceServicer):
-    """`WorkerAdminService`: nothing of it is served so far."""
+    """`WorkerAdminService`: profiles are not served so far."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
 
     async def Sleep(
         self, request: worker_pb2.WorkerAdminServiceSleepRequest, context: Context
     ) -> worker_pb2.WorkerAdminServiceSleepResponse:
-        _refuse("Sleep")
+        await self._worker.sleep_unheld(request.level)
+        return worker_pb2.WorkerAdminServiceSleepResponse()
 
     async def WakeUp(
         self, request: worker_pb2.WorkerAdminServiceWakeUpRequest, context: Context
     ) -> worker_pb2.WorkerAdminServiceWakeUpResponse:
-        _refuse("WakeUp")
+        await self._worker.wake_up_unheld(list(request.tags))
+        return worker_pb2.WorkerAdminServiceWakeUpResponse()
 
     async def StartProfile(
         self, request: worker_pb2.StartProfileRequest, context: Context

@@ -222,3 +222,13 @@ class Runner(Protocol):
 
     def reset(self) -> None:
         """Drops the KV cache and all requests and keeps the weights. Idempotent."""
+
+    def sleep(self, level: int) -> None:
+        """Drops the KV cache and all requests, and frees the device of weights.
+
+        Args:
+            level: 1: weights go to host memory. 2: they are dropped.
+        """
+
+    def wake_weights(self, progress: ProgressCallback) -> ModelInfo:
+        """Has the weights back on the device after `sleep`; raises as `load` does."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from pagewire.kit.errors import (
@@ -38,6 +38,7 @@ from worker_svc.lease import Lease, LeaseManager
 from worker_svc.memory import REASON, check_available, check_fits
 from worker_svc.model_load import LoadedModel, LoadProgress, ModelLoad
 from worker_svc.runners import RunnerFactory, describe_runner
+from worker_svc.sleep import WorkerSleep, check_tags
 from worker_svc.step_executor import StepExecutor, StepLimits
 from worker_svc.torch_runtime import make_membership
 
@@ -69,6 +70,8 @@ class Worker:
         self._load: ModelLoad | None = None
         self._model: LoadedModel | None = None
         self._limits: StepLimits | None = None
+        self._kv_cache: KvCacheCall | None = None
+        self._sleep = WorkerSleep(self.device)
         self._group_generation = 0
         self._group = GroupMember(self.device, host, make_membership, exit_stuck)
         self._execution: Execution | None = None
@@ -99,7 +102,7 @@ class Worker:
             with self._leases.in_use(lease):
                 self._limits = None
                 self._group_generation = call.group_generation
-                reused = self._model is not None and self._model.digest == call.model_digest
+                reused = self._has_weights(call)
                 self._cancel_other_load(call)
                 rendezvous = await self._group.take_place(call.layout)
                 if rendezvous is not None:
@@ -132,6 +135,7 @@ class Worker:
             self._limits = None
             num_bytes = call.num_blocks * model.runner.kv_bytes_per_block(call.block_size)
             await self.device.run(lambda: _allocate(model, call))
+            self._kv_cache = call
             self._limits = StepLimits(
                 num_blocks=call.num_blocks,
                 block_size=call.block_size,
@@ -173,6 +177,61 @@ class Worker:
             finally:
                 self._end_execution(execution)
 
+    async def sleep(self, lease: Lease, level: int) -> None:
+        """Free memory for the holder of the lease, who sends no step until `wake_up`.
+
+        Raises:
+            PagewireError: No valid lease, no KV cache, a request is known or a step under way, or
+                there is no such level.
+        """
+        with self._leases.in_use(lease):
+            model, execution = self._model, self._execution
+            if model is None or self._limits is None:
+                message = "Sleep comes after AllocateKvCache"
+                raise FailedPreconditionError(message, reason="WRONG_ORDER")
+            if execution is not None and not execution.is_idle:
+                message = "the worker has requests: finish or preempt them first"
+                raise FailedPreconditionError(message, reason="NOT_IDLE")
+            await self._sleep.fall_asleep(model, level)
+
+    async def wake_up(self, lease: Lease, tags: Collection[str]) -> bool:
+        """End a sleep, or a part of it; the KV cache is as large as it was, and empty.
+
+        Returns:
+            Whether something still sleeps.
+
+        Raises:
+            PagewireError: No valid lease, nothing that could sleep, or see `WorkerSleep.wake_up`.
+        """
+        with self._leases.in_use(lease):
+            model, kv_cache = self._model, self._kv_cache
+            if model is None or kv_cache is None:
+                raise FailedPreconditionError("no model is loaded", reason="WRONG_ORDER")
+            await self._sleep.wake_up(model, tags, lambda: _allocate(model, kv_cache))
+            return self._sleep.is_sleeping
+
+    async def sleep_unheld(self, level: int) -> None:
+        """Free the memory of weights that are kept for no scheduler; without any, do nothing.
+
+        Raises:
+            PagewireError: A scheduler holds this worker, or there is no such level.
+        """
+        model = self._require_unheld()
+        if model is not None:
+            await self._sleep.fall_asleep(model, level)
+
+    async def wake_up_unheld(self, tags: Collection[str]) -> None:
+        """Load the weights again, for a scheduler that comes.
+
+        Raises:
+            PagewireError: A scheduler holds this worker, there is no such tag, or the weights
+                cannot be loaded.
+        """
+        check_tags(tags)
+        model = self._require_unheld()
+        if model is not None:
+            await self._sleep.wake_weights(model)
+
     def status(self) -> WorkerStatus:
         holder = self._leases.holder
         execution = self._execution
@@ -200,7 +259,19 @@ class Worker:
             return WorkerState.INITIALIZING
         if self._model is None:
             return WorkerState.BLANK
+        if self._sleep.is_sleeping:
+            return WorkerState.SLEEPING
         return WorkerState.LOADED if self._limits is None else WorkerState.READY
+
+    def _require_unheld(self) -> LoadedModel | None:
+        holder = self._leases.holder
+        if holder is not None or self._load is not None:
+            raise FailedPreconditionError(
+                "a scheduler holds this worker: use Sleep and WakeUp of its EngineAdminService",
+                reason="LEASE_HELD",
+                metadata={"holder": holder.scheduler_id} if holder is not None else None,
+            )
+        return self._model
 
     def _check_running(self) -> None:
         if self._shutting_down:
@@ -229,13 +300,20 @@ class Worker:
             async for progress in _ignoring_failure(self._load):
                 yield progress
         if self._load is None and self._model is not None:
-            if self._model.digest == call.model_digest:
+            if self._has_weights(call):
+                await self._sleep.wake_weights(self._model)
                 await self.device.run(self._model.runner.reset)
+                self._sleep.forget()
                 return
             await self._drop_model()
+        self._sleep.forget()
         load = self._load or self._start_load(call)
         async for progress in load.watch():
             yield progress
+
+    def _has_weights(self, call: InitializeCall) -> bool:
+        same = self._model is not None and self._model.digest == call.model_digest
+        return same and not self._sleep.has_dropped_weights
 
     def _cancel_other_load(self, call: InitializeCall) -> None:
         """It keeps the device thread busy for nobody."""

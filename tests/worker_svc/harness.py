@@ -219,6 +219,9 @@ class ScriptedRunner:
     def __init__(self) -> None:
         self.num_loads = 0
         self.num_resets = 0
+        self.num_wakes = 0
+        self.sleeps: list[int] = []
+        self.woken_info = MODEL_INFO
         self.steps: list[SchedulerOutput] = []
         self.masks: list[GrammarMasks] = []
         self.load_error: BaseException | None = None
@@ -251,6 +254,15 @@ class ScriptedRunner:
 
     def reset(self) -> None:
         self.num_resets += 1
+
+    def sleep(self, level: int) -> None:
+        self.sleeps.append(level)
+
+    def wake_weights(self, progress: ProgressCallback) -> ModelInfo:
+        self.num_wakes += 1
+        if self.load_error is not None:
+            raise self.load_error
+        return self.woken_info
 
     def execute(
         self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks

@@ -374,13 +374,11 @@ async def test_adapters_are_not_served_yet(name: str, request_type: Any) -> None
 @pytest.mark.parametrize(
     ("name", "request_type"),
     [
-        ("Sleep", worker_pb2.WorkerAdminServiceSleepRequest),
-        ("WakeUp", worker_pb2.WorkerAdminServiceWakeUpRequest),
         ("StartProfile", worker_pb2.StartProfileRequest),
         ("StopProfile", worker_pb2.StopProfileRequest),
     ],
 )
-async def test_administration_is_not_served_yet(name: str, request_type: Any) -> None:
+async def test_profiles_are_not_served_yet(name: str, request_type: Any) -> None:
     async with running_worker() as server:
         address = server.server.admin_address
         assert address is not None

@@ -120,6 +120,12 @@ class SimRunner:
         self._requests.clear()
         self._pages = None
 
+    def sleep(self, level: int) -> None:
+        self.reset()
+
+    def wake_weights(self, progress: ProgressCallback) -> ModelInfo:
+        return self.load(progress)
+
     def execute(
         self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
     ) -> ModelRunnerOutput:
