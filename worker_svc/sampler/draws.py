@@ -11,6 +11,7 @@ import numpy as np
 
 from worker_svc.sampler.metadata import SamplingBatch
 from worker_svc.sampler.philox import uniforms
+from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows, Ints
 from worker_svc.sampler.truncation import Truncation, lowest_survivors
 from worker_svc.sampler.weights import draw_tokens
@@ -19,20 +20,21 @@ MAX_VALUES = 1 << 18
 """Logits that are worked on at a time, unless a single row has more: what caches hold."""
 
 
-def draw(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> Ints:
+def draw(rows: BlockedRows, batch: SamplingBatch, places: Ints, scratch: Scratch) -> Ints:
     """One token for each of some places, [len(places)].
 
     Args:
         rows: Logits of all places.
         batch: All places.
         places: Those to draw for; each has a finite logit and no NaN.
+        scratch: Memory to work in.
     """
     draws = uniforms(batch.seeds[places], batch.output_indices[places].astype(np.uint64))
     token_ids = np.empty(len(places), dtype=np.int64)
     for part in row_chunks(len(places), rows.vocab_size):
         scaled = rows.divided(places[part], batch.temperatures[places[part]])
-        thresholds = lowest_survivors(scaled, Truncation.of(batch, places[part]))
-        token_ids[part] = draw_tokens(scaled, thresholds, draws[part])
+        thresholds = lowest_survivors(scaled, Truncation.of(batch, places[part]), scratch)
+        token_ids[part] = draw_tokens(scaled, thresholds, draws[part], scratch)
     return token_ids
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from worker_svc.sampler.metadata import TokenLogprobs
+from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows, Float32s, Ints
 
 
@@ -24,9 +25,9 @@ class LogprobTable:
     ranks: Ints
     """[num_rows]; 1 is the likeliest token of the vocabulary."""
     top_token_ids: Ints
-    """[num_rows, num_top]"""
+    """[num_rows, at least as many as asked for]"""
     top_logprobs: Float32s
-    """[num_rows, num_top]"""
+    """Beside them."""
 
     def entries(self, token_ids: Ints, num_top: Ints) -> list[TokenLogprobs]:
         """One a row: its chosen token, then as many of the likeliest as it asks for."""
@@ -47,39 +48,38 @@ class LogprobTable:
         ]
 
 
-def logprob_table(values: torch.Tensor, token_ids: Ints, num_top: int) -> LogprobTable:
+def logprob_table(
+    values: torch.Tensor, token_ids: Ints, num_top: int, scratch: Scratch
+) -> LogprobTable:
     """Ranks tokens by values.
 
     Args:
-        values: [num_rows, vocab_size] float32 without NaN: log-probabilities, or logits.
+        values: [num_rows, vocab_size] float32 without NaN: log-probabilities, or logits. Not in
+            scratch memory.
         token_ids: [num_rows], the chosen tokens.
-        num_top: How many of the likeliest tokens to give beside each.
+        num_top: How many of the likeliest tokens to give beside each; one more may be given.
+        scratch: Memory to work in.
     """
-    chosen = values.gather(1, torch.from_numpy(token_ids)[:, None])
-    ranks = (values >= chosen).sum(-1).numpy()
-    tops, top_values = _likeliest(BlockedRows.of(values), min(num_top, values.shape[1]))
-    return LogprobTable(chosen[:, 0].numpy(), ranks, tops, top_values)
-
-
-def _likeliest(rows: BlockedRows, num_top: int) -> tuple[Ints, Float32s]:
-    num_rows = len(rows)
-    if not num_top:
-        return np.empty((num_rows, 0), dtype=np.int64), np.empty((num_rows, 0), dtype=np.float32)
-    everywhere = np.arange(num_rows)
-    lowest = rows.largest(everywhere, num_top)[:, -1:]
-    reaching = rows.maxima >= lowest
+    rows = BlockedRows.of(values)
+    everywhere, num_top = np.arange(len(rows)), min(max(1, num_top), rows.vocab_size)
+    chosen = values.numpy()[everywhere, token_ids][:, None]
+    lowest = rows.largest(everywhere, num_top, scratch)[:, -1:]
+    # Of all tokens only those matter that reach the chosen one or the last of the likeliest.
+    reaching = rows.maxima >= np.minimum(lowest, chosen)
     # Stable: blocks that reach it first, in rising order; the rest only fills the row up.
     order = np.argsort(~reaching, axis=1, kind="stable")
-    token_ids, values = rows.gather_blocks(everywhere, order[:, : reaching.sum(axis=1).max()])
-    above = values > lowest
+    found_ids, found = rows.gather_blocks(everywhere, order[:, : reaching.sum(axis=1).max()])
+    exists = found_ids < rows.vocab_size
+    above = found > lowest
     # Of those that tie with the last one, the lowest ids, as many as there is room for.
-    ties = (values == lowest) & (token_ids < rows.vocab_size)
-    room = num_top - above.sum(axis=1, keepdims=True)
-    kept = above | (ties & (ties.cumsum(axis=1) <= room))
-    shape = num_rows, num_top
-    kept_ids, kept_values = token_ids[kept].reshape(shape), values[kept].reshape(shape)
-    falling = np.argsort(-kept_values, axis=1, kind="stable")
-    return (
-        np.take_along_axis(kept_ids, falling, axis=1),
-        np.take_along_axis(kept_values, falling, axis=1),
+    ties = (found == lowest) & exists
+    kept = above | (ties & (ties.cumsum(axis=1) <= num_top - above.sum(axis=1, keepdims=True)))
+    shape = len(rows), num_top
+    tops, top_values = found_ids[kept].reshape(shape), found[kept].reshape(shape)
+    falling = np.argsort(-top_values, axis=1, kind="stable")
+    return LogprobTable(
+        logprobs=chosen[:, 0],
+        ranks=((found >= chosen) & exists).sum(axis=1),
+        top_token_ids=np.take_along_axis(tops, falling, axis=1),
+        top_logprobs=np.take_along_axis(top_values, falling, axis=1),
     )

@@ -17,8 +17,8 @@ Words = npt.NDArray[np.uint64]
 NUM_ROUNDS = 10
 _MASK = np.uint64(0xFFFF_FFFF)
 _HALF = np.uint64(32)
-_MULTIPLIERS = (np.uint64(0xD251_1F53), np.uint64(0xCD9E_8D57))
-_KEY_STEPS = (np.uint64(0x9E37_79B9), np.uint64(0xBB67_AE85))
+_MULTIPLIERS = np.array([[0xD251_1F53], [0xCD9E_8D57]], dtype=np.uint64)
+_KEY_STEPS = np.array([[0x9E37_79B9], [0xBB67_AE85]], dtype=np.uint64)
 
 
 class DrawPurpose(IntEnum):
@@ -29,18 +29,14 @@ class DrawPurpose(IntEnum):
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> list[Words]:
     """Ten rounds of Philox4x32 on each element; words in, words out."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
+    # A round multiplies words 0 and 2 and mixes the products into each other's places.
+    evens, odds, keys = np.stack(counter[::2]), np.stack(counter[1::2]), np.stack(key)
     for _ in range(NUM_ROUNDS):
-        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (product1 >> _HALF) ^ c1 ^ k0,
-            product1 & _MASK,
-            (product0 >> _HALF) ^ c3 ^ k1,
-            product0 & _MASK,
-        )
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return [c0, c1, c2, c3]
+        products = _MULTIPLIERS * evens
+        evens = (products >> _HALF)[::-1] ^ odds ^ keys
+        odds = (products & _MASK)[::-1]
+        keys = (keys + _KEY_STEPS) & _MASK
+    return [evens[0], odds[0], evens[1], odds[1]]
 
 
 def uniforms(

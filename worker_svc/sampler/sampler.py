@@ -19,6 +19,7 @@ from worker_svc.sampler.grammar import MaskedRows, apply_masks
 from worker_svc.sampler.logprobs import logprob_table
 from worker_svc.sampler.metadata import Need, SamplerOutput, SamplingBatch, TokenLogprobs
 from worker_svc.sampler.processors import apply_processors
+from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows, Ints
 from worker_svc.sampler.truncation import Truncation, lowest_survivors
 from worker_svc.step import EMPTY_MASK, NAN_LOGITS, RowFailure
@@ -39,6 +40,7 @@ class Sampler:
         self._eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.int64)
         self._gives_raw = logprobs_mode.startswith("raw_")
         self._normalizes = logprobs_mode.endswith("_logprobs")
+        self._scratch = Scratch()
 
     def sample(
         self, logits: torch.Tensor, batch: SamplingBatch, masked: MaskedRows | None = None
@@ -67,10 +69,15 @@ class Sampler:
         drawn = batch.places_with(Need.DRAW)
         drawn = drawn[has_token[drawn]]
         if len(drawn):
-            token_ids[drawn] = draw(rows, batch, drawn)
+            token_ids[drawn] = draw(rows, batch, drawn, self._scratch)
         logprobs: list[TokenLogprobs | None] = [None] * len(batch)
-        if len(asking):
-            self._put_logprobs(logprobs, rows, batch, asking, raw, token_ids, has_token)
+        given = np.flatnonzero(has_token[asking])
+        for part in row_chunks(len(given), rows.vocab_size):
+            places = asking[given[part]]
+            values = self._values(rows, batch, places) if raw is None else raw[given[part]]
+            entries = self._rank(values, batch, places, token_ids)
+            for place, entry in zip(places.tolist(), entries, strict=True):
+                logprobs[place] = entry
         return SamplerOutput(token_ids, _failures(is_finite, is_empty), logprobs)
 
     def _copy_raw(
@@ -81,40 +88,24 @@ class Sampler:
             return None
         return logits[torch.from_numpy(asking)]
 
-    def _put_logprobs(
-        self,
-        logprobs: list[TokenLogprobs | None],
-        rows: BlockedRows,
-        batch: SamplingBatch,
-        asking: Ints,
-        raw: torch.Tensor | None,
-        token_ids: Ints,
-        has_token: npt.NDArray[np.bool_],
-    ) -> None:
-        given = np.flatnonzero(has_token[asking])
-        for part in row_chunks(len(given), rows.vocab_size):
-            places = asking[given[part]]
-            if not self._gives_raw:
-                values = _processed(rows, batch, places)
-            elif raw is None:
-                values = rows.values(places)
-            else:
-                values = raw[torch.from_numpy(given[part])]
-            if self._normalizes:
-                values = torch.log_softmax(values, dim=-1)
-            num_top = batch.num_logprobs[places]
-            table = logprob_table(values, token_ids[places], int(num_top.max()))
-            entries = table.entries(token_ids[places], num_top)
-            for place, entry in zip(places.tolist(), entries, strict=True):
-                logprobs[place] = entry
+    def _values(self, rows: BlockedRows, batch: SamplingBatch, places: Ints) -> torch.Tensor:
+        """Logits of asking places as the mode wants them; no copy of raw ones was needed."""
+        if self._gives_raw:
+            return rows.values(places, self._scratch)
+        # What tokens were chosen from: divided by the temperature, -inf where dropped.
+        scaled = rows.divided(places, batch.temperatures[places])
+        lowest = lowest_survivors(scaled, Truncation.of(batch, places), self._scratch)
+        values = scaled.values(np.arange(len(places)), self._scratch)
+        return values.masked_fill_(values < torch.from_numpy(lowest[:, None]), -torch.inf)
 
-
-def _processed(rows: BlockedRows, batch: SamplingBatch, places: Ints) -> torch.Tensor:
-    """Logits that tokens were chosen from: divided by the temperature, -inf where dropped."""
-    scaled = rows.divided(places, batch.temperatures[places])
-    lowest = lowest_survivors(scaled, Truncation.of(batch, places))
-    values = scaled.values(np.arange(len(places)))
-    return values.masked_fill_(values < torch.from_numpy(lowest[:, None]), -torch.inf)
+    def _rank(
+        self, values: torch.Tensor, batch: SamplingBatch, places: Ints, token_ids: Ints
+    ) -> list[TokenLogprobs]:
+        """Logprobs of places, whose logits [len(places), vocab_size] are given."""
+        values = torch.log_softmax(values, dim=-1) if self._normalizes else values.clone()
+        chosen, num_top = token_ids[places], batch.num_logprobs[places]
+        table = logprob_table(values, chosen, int(num_top.max()), self._scratch)
+        return table.entries(chosen, num_top)
 
 
 def _failures(

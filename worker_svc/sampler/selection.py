@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.sampler.scratch import Scratch
+
 Float32s = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
@@ -58,15 +60,16 @@ class BlockedRows:
         maxima = self.maxima[rows] / temperatures[:, None]
         return BlockedRows(self.logits, maxima, self.sources[rows], temperatures)
 
-    def values(self, rows: Ints) -> torch.Tensor:
-        """The logits of some rows, [len(rows), vocab_size]: a copy."""
-        sources = self.sources[rows]
-        if self.temperatures is None:
-            return self.logits[torch.from_numpy(sources)]
-        temperatures = torch.from_numpy(self.temperatures[rows, None])
+    def values(self, rows: Ints, scratch: Scratch) -> torch.Tensor:
+        """The logits of some rows, [len(rows), vocab_size]: a copy, in scratch memory."""
+        sources, copy = self.sources[rows], scratch.values(len(rows), self.vocab_size)
         if (np.diff(sources) == 1).all():
-            return self.logits[int(sources[0]) : int(sources[-1]) + 1] / temperatures
-        return self.logits[torch.from_numpy(sources)].div_(temperatures)
+            chosen = self.logits[int(sources[0]) : int(sources[-1]) + 1]
+        else:
+            chosen = torch.index_select(self.logits, 0, torch.from_numpy(sources), out=copy)
+        if self.temperatures is not None:
+            return torch.div(chosen, torch.from_numpy(self.temperatures[rows, None]), out=copy)
+        return copy.copy_(chosen)
 
     def argmax(self) -> Ints:
         """Lowest token id of the largest logit of each row; any id for a row with NaN."""
@@ -100,15 +103,16 @@ class BlockedRows:
             values /= self.temperatures[rows, None]
         return token_ids, values
 
-    def largest(self, rows: Ints, num_values: int) -> Float32s:
+    def largest(self, rows: Ints, num_values: int, scratch: Scratch) -> Float32s:
         """The largest logits of some rows, falling: [len(rows), num_values].
 
         Args:
             rows: Without NaN.
             num_values: At most vocab_size.
+            scratch: Where the rows are copied to if they are looked at whole.
         """
         if 2 * num_values * BLOCK_SIZE > self.vocab_size:
-            return _largest_values(self.values(rows).numpy(), num_values)
+            return _largest_values(self.values(rows, scratch).numpy(), num_values)
         blocks = self.maxima[rows].argpartition(-num_values, axis=1)[:, -num_values:]
         return _largest_values(self.gather_blocks(rows, blocks)[1], num_values)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from worker_svc.sampler.metadata import Float64s, SamplingBatch
+from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows, Float32s, Ints
 from worker_svc.sampler.weights import total_weights
 
@@ -45,23 +46,24 @@ class Truncation:
         return len(self.top_k)
 
 
-def lowest_survivors(rows: BlockedRows, truncation: Truncation) -> Float32s:
+def lowest_survivors(rows: BlockedRows, truncation: Truncation, scratch: Scratch) -> Float32s:
     """The threshold of each row, [num_rows]; -inf keeps all.
 
     Args:
         rows: Logits already divided by the temperature; at least one of each row is finite, none
             is NaN.
         truncation: Parameters of the rows.
+        scratch: Memory to work in.
     """
-    maxima = rows.maxima.max(axis=1)
+    maxima: Float32s = rows.maxima.max(axis=1)
     # Without min_p the sum is -inf.
-    thresholds = (maxima.astype(np.float64) + truncation.log_min_p).astype(np.float32)
-    _raise_to_top_k(rows, truncation.top_k, thresholds)
-    _raise_to_top_p(rows, truncation.top_p, maxima, thresholds)
+    thresholds: Float32s = (maxima.astype(np.float64) + truncation.log_min_p).astype(np.float32)
+    _raise_to_top_k(rows, truncation.top_k, thresholds, scratch)
+    _raise_to_top_p(rows, truncation.top_p, maxima, thresholds, scratch)
     return thresholds
 
 
-def _raise_to_top_k(rows: BlockedRows, top_k: Ints, thresholds: Float32s) -> None:
+def _raise_to_top_k(rows: BlockedRows, top_k: Ints, thresholds: Float32s, scratch: Scratch) -> None:
     limited = np.flatnonzero((top_k > 0) & (top_k < rows.vocab_size))
     for places in (
         limited[top_k[limited] <= FIRST_CANDIDATES],
@@ -69,23 +71,27 @@ def _raise_to_top_k(rows: BlockedRows, top_k: Ints, thresholds: Float32s) -> Non
     ):
         if len(places):
             wanted = top_k[places]
-            largest = rows.largest(places, int(wanted.max()))
+            largest = rows.largest(places, int(wanted.max()), scratch)
             kth = largest[np.arange(len(places)), wanted - 1]
             thresholds[places] = np.maximum(thresholds[places], kth)
 
 
 def _raise_to_top_p(
-    rows: BlockedRows, top_p: Float64s, maxima: Float32s, thresholds: Float32s
+    rows: BlockedRows,
+    top_p: Float64s,
+    maxima: Float32s,
+    thresholds: Float32s,
+    scratch: Scratch,
 ) -> None:
     """To the logit at which the sum of the likeliest survivors reaches `top_p` of them all."""
     places = np.flatnonzero(top_p < 1.0)
     if not len(places):
         return
-    wanted = top_p[places] * total_weights(rows, places, thresholds)
+    wanted = top_p[places] * total_weights(rows, places, thresholds, scratch)
     vocab_size = rows.vocab_size
     num_candidates = min(FIRST_CANDIDATES, vocab_size)
     while len(places):
-        candidates = rows.largest(places, num_candidates)
+        candidates = rows.largest(places, num_candidates, scratch)
         reached = _cumulative_weights(candidates, maxima[places]) >= wanted[:, None]
         if num_candidates == vocab_size:
             reached[:, -1] = True  # but for rounding they do

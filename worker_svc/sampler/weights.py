@@ -13,37 +13,44 @@ import numpy as np
 import torch
 
 from worker_svc.sampler.metadata import Float64s
+from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows, Float32s, Ints
 
 SPARSE_SHARE = 8
 """Rows whose survivors lie in at most one of so many blocks are summed over those alone."""
 
 
-def total_weights(rows: BlockedRows, places: Ints, thresholds: Float32s) -> Float64s:
+def total_weights(
+    rows: BlockedRows, places: Ints, thresholds: Float32s, scratch: Scratch
+) -> Float64s:
     """Sum of the weights of some rows, [len(places)].
 
     Args:
         rows: Logits divided by the temperature.
         places: Those to sum up.
         thresholds: [num_rows], the lowest logit that survives.
+        scratch: Memory to work in.
     """
     totals = np.empty(len(places))
     for part in _parts(rows, places, thresholds):
-        totals[part.members] = part.cumulative(thresholds)[1][:, -1].numpy()
+        totals[part.members] = part.cumulative(thresholds, scratch)[1][:, -1].numpy()
     return totals
 
 
-def draw_tokens(rows: BlockedRows, thresholds: Float32s, uniforms: Float64s) -> Ints:
+def draw_tokens(
+    rows: BlockedRows, thresholds: Float32s, uniforms: Float64s, scratch: Scratch
+) -> Ints:
     """Inverse CDF in vocabulary order, [num_rows].
 
     Args:
         rows: Logits divided by the temperature; the largest of each is finite.
         thresholds: [num_rows], the lowest logit that survives.
         uniforms: [num_rows], strictly inside (0, 1).
+        scratch: Memory to work in.
     """
     drawn = np.empty(len(rows), dtype=np.int64)
     for part in _parts(rows, np.arange(len(rows)), thresholds):
-        token_ids, cumulative = part.cumulative(thresholds)
+        token_ids, cumulative = part.cumulative(thresholds, scratch)
         indices = inverse_cdf(cumulative, torch.from_numpy(uniforms[part.members]))
         if token_ids is not None:
             indices = token_ids[np.arange(len(indices)), indices]
@@ -78,11 +85,16 @@ class _Part:
     blocks: Ints | None
     """[num_members, m], blocks that hold all survivors, in rising order; None: all blocks."""
 
-    def cumulative(self, thresholds: Float32s) -> tuple[Ints | None, torch.Tensor]:
-        """Token ids (None: all, in order) and cumulative float64 weights, [num_members, size]."""
+    def cumulative(
+        self, thresholds: Float32s, scratch: Scratch
+    ) -> tuple[Ints | None, torch.Tensor]:
+        """Token ids (None: all, in order) and cumulative weights, [num_members, size].
+
+        The weights are float64, in scratch memory.
+        """
         token_ids = None
         if self.blocks is None:
-            logits = self.rows.values(self.places)
+            logits = self.rows.values(self.places, scratch)
         else:
             token_ids, values = self.rows.gather_blocks(self.places, self.blocks)
             logits = torch.from_numpy(values)
@@ -91,7 +103,8 @@ class _Part:
             logits.masked_fill_(logits < torch.from_numpy(lowest), -torch.inf)
         highest = self.rows.maxima[self.places].max(axis=1, keepdims=True)
         weights = logits.sub_(torch.from_numpy(highest)).exp_()
-        return token_ids, weights.cumsum(-1, dtype=torch.float64)
+        sums = scratch.sums(*weights.shape)
+        return token_ids, torch.cumsum(weights, -1, dtype=torch.float64, out=sums)
 
 
 def _parts(rows: BlockedRows, places: Ints, thresholds: Float32s) -> list[_Part]:

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker_svc.sampler.factories import make_batch, make_row
+from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows
 from worker_svc.sampler.truncation import Truncation, lowest_survivors
 
 
 def survivors(logits: torch.Tensor, **params: Any) -> list[int]:
     truncation = Truncation.of(make_batch([make_row(**params)]), np.array([0]))
-    [threshold] = lowest_survivors(BlockedRows.of(logits[None]), truncation).tolist()
+    [threshold] = lowest_survivors(BlockedRows.of(logits[None]), truncation, Scratch()).tolist()
     return ((logits >= threshold) & (logits > -math.inf)).nonzero().flatten().tolist()
 
 
