@@ -103,6 +103,15 @@ def pause_mode(mode: int) -> PauseMode:
     return _PAUSE_MODES[mode]
 
 
+def sleep_mode(mode: int) -> PauseMode:
+    """Read the mode of a sleep's pause; without one requests end, as in vLLM.
+
+    Raises:
+        InvalidRequestError: It is one of a later version.
+    """
+    return pause_mode(mode or scheduler_pb2.PAUSE_MODE_ABORT)
+
+
 def request_error(handle: int, error: PagewireError) -> scheduler_pb2.RequestError:
     """Build a refusal, or an error after admission."""
     code: int = error.code.value[0]  # type: ignore[index, unused-ignore]

@@ -52,6 +52,7 @@ from scheduler_svc.pause import PauseMode, PauseState
 from scheduler_svc.quiet_waiter import QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
+from scheduler_svc.sleep import EngineSleep
 from scheduler_svc.stop import FinishReason, Stop
 
 FIRST_BACKOFF_S = 0.1
@@ -116,6 +117,8 @@ class EngineCore:
         self.liveness = LivenessGuard()
         self.kv_events = _make_kv_events(config)
         self._num_failed_steps = 0
+        self.sleep = EngineSleep(self, executor)
+        self._settled = asyncio.Event()
         executor.on_lost = self._wake.set
 
     # For clients.
@@ -212,8 +215,18 @@ class EngineCore:
         self._changed()
         await self._quiet.wait()
 
+    async def wait_settled(self) -> None:
+        """Wait until, in a pause, no step is under way and the worker has heard of every end."""
+        self._changed()
+        await self._settled.wait()
+
     def resume(self) -> None:
-        """End a pause; without one, nothing happens."""
+        """End a pause; without one, nothing happens.
+
+        Raises:
+            PagewireError: The engine is starting, or sleeps.
+        """
+        self.sleep.check_awake()
         self._require_scheduler().pause_state = PauseState.UNPAUSED
         log.info("resumed")
         self._changed()
@@ -266,6 +279,7 @@ class EngineCore:
             try:
                 facts = await self._executor.initialize()
                 await self._executor.allocate_kv_cache(self._settle(facts))
+                await self.sleep.reapply()
                 break
             except WorkerUnavailableError as error:
                 reason = str(error)
@@ -344,7 +358,8 @@ class EngineCore:
 
     @property
     def _may_send(self) -> bool:
-        return len(self._in_flight) < self._max_in_flight and self._executor.lost_reason is None
+        is_free = len(self._in_flight) < self._max_in_flight
+        return is_free and self.sleep.level == 0 and self._executor.lost_reason is None
 
     async def _receive_step(self, scheduler: Scheduler) -> None:
         try:
@@ -506,6 +521,10 @@ class EngineCore:
     def _note_idle(self, scheduler: Scheduler) -> None:
         if not scheduler.has_requests:
             self._idle.set()
+        if self._in_flight or scheduler.has_work:
+            self._settled.clear()
+        else:
+            self._settled.set()
         self._quiet.note(
             scheduler.pause_state,
             num_running=scheduler.num_running,

@@ -7,7 +7,7 @@ real one, tests have their own. An executor belongs to one event loop and one en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from pagewire.v1 import common_pb2
@@ -121,6 +121,33 @@ class Executor(ABC):
         Raises:
             WorkerLostError: The worker is gone, and every step without an answer with it.
             StepFailedError: The worker could not run this step.
+        """
+
+    @abstractmethod
+    async def sleep(self, level: int) -> None:
+        """Free the worker's memory; it knows no request, and gets no step before `wake_up`.
+
+        Args:
+            level: 1: weights go to host memory, KV is dropped. 2: both are dropped.
+
+        Raises:
+            WorkerUnavailableError: There is no worker, or it is lost.
+            PagewireError: It refused.
+        """
+
+    @abstractmethod
+    async def wake_up(self, tags: Collection[str]) -> bool:
+        """End a sleep, or a part of it; the KV cache is as large as it was, and empty.
+
+        Args:
+            tags: `weights`, `kv_cache`; empty: both.
+
+        Returns:
+            Whether something still sleeps.
+
+        Raises:
+            WorkerUnavailableError: There is no worker, or it is lost.
+            PagewireError: It refused: the sleep goes on.
         """
 
     @abstractmethod

@@ -40,6 +40,7 @@ class EngineCollector(Collector):
         yield _counter("workers_lost", "Times that the worker was lost.", counters.num_workers_lost)
         is_paused = self._core.pause_state is not PauseState.UNPAUSED
         yield _gauge("engine_paused", "1 in a pause.", float(is_paused))
+        yield _sleep_state(self._core.sleep.level)
         yield _counter(
             "scheduler_stalls",
             "Times that nothing ran for 16 steps though something waited.",
@@ -65,6 +66,15 @@ class EngineCollector(Collector):
         yield _counter(
             "spec_decode_num_accepted_tokens", "Drafts that were right.", stats.num_accepted_tokens
         )
+
+
+def _sleep_state(level: int) -> Metric:
+    family = GaugeMetricFamily(
+        "pagewire_engine_sleep_state", "1 for the state of the engine.", labels=["sleep_state"]
+    )
+    for state_level, name in enumerate(("awake", "weights_offloaded", "discard_all")):
+        family.add_metric([name], float(level == state_level))
+    return family
 
 
 def _waiting_by_reason(stats: SchedulerStats) -> Metric:

@@ -135,12 +135,14 @@ class EngineAdminServicer(scheduler_pb2_grpc.EngineAdminServiceServicer):
     async def Sleep(
         self, request: scheduler_pb2.SleepRequest, context: Context
     ) -> scheduler_pb2.SleepResponse:
-        _not_served("Sleep")
+        await self._core.sleep.sleep(request.level, convert.sleep_mode(request.mode))
+        return scheduler_pb2.SleepResponse()
 
     async def WakeUp(
         self, request: scheduler_pb2.WakeUpRequest, context: Context
     ) -> scheduler_pb2.WakeUpResponse:
-        _not_served("WakeUp")
+        is_sleeping = await self._core.sleep.wake_up(list(request.tags))
+        return scheduler_pb2.WakeUpResponse(is_sleeping=is_sleeping)
 
     async def LoadLora(
         self, request: scheduler_pb2.LoadLoraRequest, context: Context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -27,6 +27,9 @@ STATUS_TIMEOUT_S = 5.0
 INITIALIZE_SILENCE_S = 300.0
 """Longest silence between progress messages while the model loads."""
 ALLOCATE_TIMEOUT_S = 300.0
+SLEEP_TIMEOUT_S = 60.0
+WAKE_UP_TIMEOUT_S = 1800.0
+"""Weights may have to be read again; the Execute stream tells whether the worker lives."""
 
 # The worker is not there, not yet, or not any more.
 _TRY_AGAIN = (
@@ -177,6 +180,27 @@ class WorkerClaim:
             )
         except grpc.aio.AioRpcError as error:
             raise unavailable_or_fatal(error) from error
+
+    async def sleep(self, level: int) -> None:
+        """Free the worker's memory; see `Executor.sleep`."""
+        try:
+            await self._stub.Sleep(
+                worker_pb2.WorkerServiceSleepRequest(lease=self._lease, level=level),
+                timeout=SLEEP_TIMEOUT_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unavailable_or_fatal(error) from error
+
+    async def wake_up(self, tags: Collection[str]) -> bool:
+        """Bring the worker's memory back; see `Executor.wake_up`."""
+        try:
+            response = await self._stub.WakeUp(
+                worker_pb2.WorkerServiceWakeUpRequest(lease=self._lease, tags=tags),
+                timeout=WAKE_UP_TIMEOUT_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            raise unavailable_or_fatal(error) from error
+        return response.is_sleeping
 
     async def close(self) -> None:
         """Give the worker back; idempotent."""

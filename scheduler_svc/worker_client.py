@@ -6,7 +6,7 @@ event loop; `close` leaves no task and no channel behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pagewire.engine_config import EngineConfig
 from scheduler_svc.execute_stream import ExecuteStream
@@ -50,9 +50,7 @@ class GrpcExecutor(Executor):
         raise WorkerUnavailableError("; ".join(failures) or "no address")
 
     async def allocate_kv_cache(self, plan: KvCachePlan) -> None:
-        if self._claim is None:
-            raise WorkerUnavailableError("not initialized")
-        await self._claim.open_stream(plan, self._on_lost)
+        await self._require_claim().open_stream(plan, self._on_lost)
 
     async def send(self, output: SchedulerOutput) -> None:
         await self._require_stream().send(output)
@@ -62,6 +60,12 @@ class GrpcExecutor(Executor):
 
     async def receive(self) -> ModelRunnerOutput:
         return await self._require_stream().receive()
+
+    async def sleep(self, level: int) -> None:
+        await self._require_claim().sleep(level)
+
+    async def wake_up(self, tags: Collection[str]) -> bool:
+        return await self._require_claim().wake_up(tags)
 
     async def close(self) -> None:
         claim, self._claim = self._claim, None
@@ -77,6 +81,11 @@ class GrpcExecutor(Executor):
             raise
         self._claim = claim
         return decode_facts(result)
+
+    def _require_claim(self) -> WorkerClaim:
+        if self._claim is None:
+            raise WorkerUnavailableError("not initialized")
+        return self._claim
 
     def _require_stream(self) -> ExecuteStream:
         if self._claim is None or self._claim.stream is None:

@@ -9,7 +9,7 @@ middle of a step with it. The next group is another generation, with a rendezvou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -75,9 +75,7 @@ class GroupExecutor(Executor):
         return _facts_of_group(facts)
 
     async def allocate_kv_cache(self, plan: KvCachePlan) -> None:
-        if not self._ranks:
-            raise WorkerUnavailableError("not initialized")
-        await _all([claim.open_stream(plan, self._on_lost) for claim in self._ranks])
+        await _all([claim.open_stream(plan, self._on_lost) for claim in self._require_ranks()])
 
     async def send(self, output: SchedulerOutput) -> None:
         await self._tell_all(lambda stream: stream.send(output))
@@ -94,6 +92,12 @@ class GroupExecutor(Executor):
         except WorkerLostError as error:
             raise self._fail(str(error)) from error
         return answers[self._output_rank]
+
+    async def sleep(self, level: int) -> None:
+        await _all([claim.sleep(level) for claim in self._require_ranks()])
+
+    async def wake_up(self, tags: Collection[str]) -> bool:
+        return any(await _all([claim.wake_up(tags) for claim in self._require_ranks()]))
 
     async def close(self) -> None:
         ranks, self._ranks = self._ranks, []
@@ -173,6 +177,11 @@ class GroupExecutor(Executor):
                 await tell(stream)
         except WorkerLostError as error:
             raise self._fail(str(error)) from error
+
+    def _require_ranks(self) -> list[WorkerClaim]:
+        if not self._ranks:
+            raise WorkerUnavailableError("not initialized")
+        return self._ranks
 
     def _require_streams(self) -> list[ExecuteStream]:
         if (reason := self.lost_reason) is not None:

@@ -41,6 +41,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.is_silent = False
         self.address = "127.0.0.1:0"
         self.was_closed = False
+        self.sleep_levels: list[int] = []
+        self.asleep: set[str] = set()
         self._server: grpc.aio.Server | None = None
         self._lease = worker_pb2.Lease()
         self._in_execute = False
@@ -94,6 +96,26 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._block_size = request.block_size
         self._pages: dict[int, int] = {}
         return worker_pb2.AllocateKvCacheResponse(kv_cache_bytes=request.num_blocks * 64)
+
+    async def Sleep(
+        self, request: worker_pb2.WorkerServiceSleepRequest, context: Context
+    ) -> worker_pb2.WorkerServiceSleepResponse:
+        await self._check_lease(request.lease, context)
+        self.sleep_levels.append(request.level)
+        self.asleep = {"weights", "kv_cache"}
+        self._pages = {}
+        return worker_pb2.WorkerServiceSleepResponse()
+
+    async def WakeUp(
+        self, request: worker_pb2.WorkerServiceWakeUpRequest, context: Context
+    ) -> worker_pb2.WorkerServiceWakeUpResponse:
+        await self._check_lease(request.lease, context)
+        self.asleep -= set(request.tags) or self.asleep
+        return worker_pb2.WorkerServiceWakeUpResponse(is_sleeping=bool(self.asleep))
+
+    async def _check_lease(self, lease: worker_pb2.Lease, context: Context) -> None:
+        if lease != self._lease:
+            await abort_with(context, FailedPreconditionError("no", reason="LEASE_LOST"))
 
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], context: Context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagewire.kit.errors import PagewireError
@@ -73,6 +73,9 @@ class FakeExecutor(Executor):
         self.max_in_flight = 0
         self.masks: dict[int, dict[int, bytes]] = {}
         """By the id of the step, which `steps` keeps alive."""
+        self.sleeps: list[int] = []
+        self.asleep: set[str] = set()
+        self.sleep_error: PagewireError | None = None
         self._model: SimModel | None = None
         self._lost: asyncio.Future[None] | None = None
         self._lost_reason: str | None = None
@@ -119,11 +122,13 @@ class FakeExecutor(Executor):
         self._model = SimModel(plan.num_blocks, plan.block_size)
         self.in_flight.clear()
         self.in_step.clear()
+        self.asleep.clear()
         self._lost_reason = None
 
     async def send(self, output: SchedulerOutput) -> None:
         if self._lost_reason is not None:
             raise WorkerLostError(self._lost_reason)
+        assert not self.asleep
         self.steps.append(output)
         self.in_flight.append(output)
         self.max_in_flight = max(self.max_in_flight, len(self.in_flight))
@@ -163,6 +168,24 @@ class FakeExecutor(Executor):
             self.on_failure()
             raise StepFailedError("on purpose")
         return self._model.execute(output)
+
+    async def sleep(self, level: int) -> None:
+        if self._lost_reason is not None:
+            raise WorkerUnavailableError(self._lost_reason)
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        assert not self.in_flight
+        assert self._model is not None
+        assert self._model.num_requests == 0
+        self._model.lose_everything()
+        self.sleeps.append(level)
+        self.asleep = {"weights", "kv_cache"}
+
+    async def wake_up(self, tags: Collection[str]) -> bool:
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        self.asleep -= set(tags) or self.asleep
+        return bool(self.asleep)
 
     async def close(self) -> None:
         self.is_closed = True

@@ -17,6 +17,15 @@ async def test_a_pause_and_its_end_are_figures():
         assert figures_of(engine)["pagewire_engine_paused"] == 0
 
 
+async def test_the_state_of_a_sleep_is_a_figure():
+    async with running() as engine:
+        for level, name in ((0, "awake"), (1, "weights_offloaded"), (2, "discard_all")):
+            await engine.core.sleep.sleep(level, PauseMode.ABORT)
+            metrics = {metric.name: metric for metric in EngineCollector(engine.core).collect()}
+            samples = metrics["pagewire_engine_sleep_state"].samples
+            assert [s.labels["sleep_state"] for s in samples if s.value] == [name]
+
+
 async def test_stalls_are_a_figure():
     async with running() as engine:
         for _ in range(16):

@@ -225,7 +225,38 @@ async def test_a_pause_without_a_mode_is_refused(admin):
     assert from_rpc_error(error.value).field == "mode"
 
 
-@pytest.mark.parametrize("name", ["Sleep", "WakeUp", "LoadLora", "UnloadLora"])
+async def test_a_sleep_and_its_end_reach_the_worker(stack, admin):
+    mode = scheduler_pb2.PAUSE_MODE_KEEP
+    await admin.Sleep(scheduler_pb2.SleepRequest(level=2, mode=mode), timeout=10)
+    assert stack.worker.sleep_levels == [2]
+    assert (await admin.WakeUp(scheduler_pb2.WakeUpRequest(tags=["weights"]))).is_sleeping
+    assert not (await admin.WakeUp(scheduler_pb2.WakeUpRequest(tags=["kv_cache"]))).is_sleeping
+    assert stack.worker.asleep == set()
+    call = stack.stub.Generate(generate_request(max_tokens=5))
+    messages = [message async for message in call]
+    assert [i for m in messages for i in m.token_ids] == expected_output(PROMPT, 5)
+
+
+async def test_a_sleep_without_a_mode_ends_requests(stack, admin):
+    stack.worker.go_on.clear()
+    call = stack.stub.Generate(generate_request(max_tokens=40))
+    async for load in stack.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=50)):
+        if load.num_requests_running:
+            break
+    sleep = asyncio.ensure_future(admin.Sleep(scheduler_pb2.SleepRequest(level=1), timeout=10))
+    messages = [message async for message in call]
+    assert messages[-1].finish_reason == common_pb2.FINISH_REASON_ABORT
+    stack.worker.go_on.set()
+    await sleep
+
+
+async def test_a_level_that_there_is_not_is_refused(admin):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await admin.Sleep(scheduler_pb2.SleepRequest(level=3), timeout=10)
+    assert from_rpc_error(error.value).field == "level"
+
+
+@pytest.mark.parametrize("name", ["LoadLora", "UnloadLora"])
 async def test_what_is_not_served_yet_says_so(admin, name):
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await getattr(admin, name)(getattr(scheduler_pb2, f"{name}Request")())
