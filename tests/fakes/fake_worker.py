@@ -31,6 +31,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.vocab_size, self.num_blocks = vocab_size, num_blocks
         self.steps: list[worker_pb2.SchedulerOutput] = []
         self.num_initialized = 0
+        self.seats: list[worker_pb2.InitializeRequest] = []
+        self.holder = ""
+        self.token_offset = 0
+        """Added to what it answers: it tells apart whose answer counts."""
+        self.generations: list[int] = []
         self.weights_digest = "w"
         self.refusal: PagewireError | None = None
         self.go_on = asyncio.Event()
@@ -69,6 +74,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         if self.refusal is not None:
             await abort_with(context, self.refusal)
         self.num_initialized += 1
+        self.seats.append(request)
+        if request.world_size > 1 and request.rank == 0:
+            opened = worker_pb2.RendezvousOpened(rendezvous=f"host:1/key{self.num_initialized}")
+            yield worker_pb2.InitializeResponse(rendezvous=opened)
         self._lease = request.lease
         self._lease.token = self.num_initialized
         progress = worker_pb2.InitializeProgress(stage="loading weights", done=1, total=2)
@@ -89,6 +98,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 dtype="float32",
             )
         )
+
+    async def GetStatus(
+        self, request: worker_pb2.GetStatusRequest, context: Context
+    ) -> worker_pb2.GetStatusResponse:
+        return worker_pb2.GetStatusResponse(lease_holder=self.holder)
 
     async def AllocateKvCache(
         self, request: worker_pb2.AllocateKvCacheRequest, context: Context
@@ -132,6 +146,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 if frame.lease != self._lease:
                     await abort_with(context, FailedPreconditionError("no", reason="LEASE_LOST"))
                 if frame.HasField("open"):
+                    self.generations.append(frame.open.group_generation)
                     yield worker_pb2.ExecuteResponse(accepted=worker_pb2.ExecuteAccepted())
                 elif frame.HasField("close"):
                     self.was_closed = True
@@ -182,7 +197,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.ModelRunnerOutput(
             step=step.step,
             sampled_counts=[len(token_ids) for token_ids in sampled],
-            sampled_token_ids=[token_id for token_ids in sampled for token_id in token_ids],
+            sampled_token_ids=[
+                token_id + self.token_offset for token_ids in sampled for token_id in token_ids
+            ],
             failed_handles=failed,
             failed_reasons=["NAN_LOGITS"] * len(failed),
             failed_messages=["no number"] * len(failed),
