@@ -8,6 +8,7 @@ a scheduler that comes back finds its weights. `watch` and `cancel` are called o
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ class ModelLoad:
             raise
         except Exception as error:
             outcome = to_load_error(error)
-            log.error("model_load_failed", reason=outcome.reason, exc_info=error)
+            # What is the user's to mend is told once: by whoever asked for the load.
+            level = logging.ERROR if isinstance(outcome, InternalError) else logging.INFO
+            log.log(level, "model_load_failed", reason=outcome.reason, exc_info=error)
         else:
             log.info("model_loaded", duration_s=round(time.monotonic() - begin_s, 3))
         self._finish(outcome)
