@@ -454,7 +454,7 @@ class EngineCore:
         log.error(
             "step_failed", step=running[0].step, reason=reason, in_a_row=self._num_failed_steps
         )
-        ids = [request_id for output in running for request_id in scheduler.suspect_step(output)]
+        ids = scheduler.suspect_steps(running)
         if ids:
             log.error("requests_suspected", request_ids=ids)
             self._put_finished(self._end_requests(scheduler, ids, FAILED, SUSPECTED_MESSAGE))

@@ -250,13 +250,17 @@ class Scheduler:
         self._suspects.clear_passed(output.requests)
         return outputs
 
-    def suspect_step(self, output: SchedulerOutput) -> list[str]:
-        """Suspect the requests of a step that the worker died of, or that failed as a whole.
+    def suspect_steps(self, outputs: Iterable[SchedulerOutput]) -> list[str]:
+        """Suspect the requests of steps that the worker died of, or that failed as a whole.
+
+        Args:
+            outputs: Those that ran at the same time; a request of several is suspected once.
 
         Returns:
             Ids of requests that were suspected too often and are to be ended.
         """
-        return self._suspects.suspect(output.requests)
+        requests = {request.request_id: request for o in outputs for request in o.requests}
+        return self._suspects.suspect(requests.values())
 
     def preempt_all(self) -> int:
         """Drop the KV of everything that runs and keep its tokens: the worker's cache is gone.

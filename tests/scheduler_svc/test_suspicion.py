@@ -36,7 +36,7 @@ def test_requests_of_two_lost_steps_run_one_by_one_until_they_are_acquitted() ->
     for _ in range(2):
         output = scheduler.schedule(0.0)
         assert len(output.requests) == 3
-        assert scheduler.suspect_step(output) == []
+        assert scheduler.suspect_steps([output]) == []
         scheduler.forget_worker()
     assert len(scheduler.schedule(0.0).requests) == 1
     scheduler.check_integrity()
@@ -45,4 +45,4 @@ def test_requests_of_two_lost_steps_run_one_by_one_until_they_are_acquitted() ->
 def test_suspicions_of_another_engine_count() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_core_request(request_id="poison", num_suspicions=FINAL - 1), 0.0)
-    assert scheduler.suspect_step(scheduler.schedule(0.0)) == ["poison"]
+    assert scheduler.suspect_steps([scheduler.schedule(0.0)]) == ["poison"]
