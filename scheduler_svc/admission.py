@@ -14,6 +14,8 @@ from scheduler_svc.request import EngineCoreRequest, max_total_tokens
 from scheduler_svc.request_queue import RequestQueue
 
 QUEUE_FULL_RETRY_AFTER_S = 1.0
+MAX_PROMPT_LOGPROBS = 1 << 18
+"""Most log-probabilities of one prompt: they travel in one message."""
 
 
 def check_request(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
@@ -25,6 +27,7 @@ def check_request(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
     _check_tokens(request, limits)
     _check_context(request, limits)
     _check_pool(request, limits)
+    _check_prompt_logprobs(request)
     if request.priority != 0 and limits.policy != "priority":
         raise InvalidRequestError(
             f"priority {request.priority}: priorities need --scheduling-policy priority",
@@ -125,4 +128,18 @@ def _check_pool(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
             " cache (--kv-cache-memory-bytes, --num-gpu-blocks-override)",
             reason="EXCEEDS_KV_CACHE",
             field="max_tokens",
+        )
+
+
+def _check_prompt_logprobs(request: EngineCoreRequest) -> None:
+    num_top = request.sampling_params.prompt_logprobs
+    if num_top is None:
+        return
+    num_prompt_tokens = len(request.prompt_token_ids)
+    if num_prompt_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"prompt_logprobs {num_top} of {num_prompt_tokens} prompt tokens are more than"
+            f" {MAX_PROMPT_LOGPROBS} log-probabilities: ask for fewer, or send a shorter prompt",
+            reason="TOO_MANY_PROMPT_LOGPROBS",
+            field="prompt_logprobs",
         )

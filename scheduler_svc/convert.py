@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pagewire import wire
 from pagewire.kit.errors import InvalidRequestError, PagewireError
 from pagewire.v1 import common_pb2, scheduler_pb2
+from scheduler_svc.direct_client import DirectOutput
 from scheduler_svc.engine_info import EngineInfo
 from scheduler_svc.engine_state import EngineCounters, EngineState
 from scheduler_svc.kv_events import KvEventBatch
@@ -187,11 +188,16 @@ def heartbeat_of_kv_events(number: int) -> scheduler_pb2.SubscribeKvEventsRespon
     return scheduler_pb2.SubscribeKvEventsResponse(heartbeat=common_pb2.Heartbeat(sequence=number))
 
 
-def generate_response(
-    token_ids: Sequence[int], end: FinishedRequest | None
-) -> scheduler_pb2.SchedulerServiceGenerateResponse:
+def generate_response(output: DirectOutput) -> scheduler_pb2.SchedulerServiceGenerateResponse:
     """Build one message to a direct client; the last one has the end and the usage."""
-    message = scheduler_pb2.SchedulerServiceGenerateResponse(token_ids=token_ids)
+    message = scheduler_pb2.SchedulerServiceGenerateResponse(token_ids=output.token_ids)
+    if output.logprobs is not None:
+        _add_logprobs(message.logprobs, output.logprobs)
+    if output.prompt_logprobs is not None:
+        # Present, though a prompt of one token has no rows.
+        message.prompt_logprobs.SetInParent()
+        _add_logprobs(message.prompt_logprobs, output.prompt_logprobs)
+    end = output.end
     if end is not None:
         message.finish_reason = _FINISH_REASONS[end.reason]
         stop_token_id = _stop_token_id(end)
@@ -216,6 +222,7 @@ class PendingOutputs:
     timings: StepTimings = field(default_factory=StepTimings)
     _rows: dict[int, Sequence[int]] = field(default_factory=dict)
     _logprobs: dict[int, LogprobRows] = field(default_factory=dict)
+    _prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     _finished: dict[int, FinishedRequest] = field(default_factory=dict)
     _scheduled: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -235,6 +242,9 @@ class PendingOutputs:
             handle = handles.get(request_id)
             if handle is not None:
                 self._add_row(handle, token_ids, outputs.logprobs.get(row))
+                if row in outputs.prompt_logprobs:
+                    self._prompt_logprobs[handle] = outputs.prompt_logprobs[row]
+                    self.num_tokens += len(outputs.prompt_logprobs[row].logprobs)
         for item in outputs.scheduled:
             handle = handles.get(item.request_id)
             if handle is not None:
@@ -259,9 +269,13 @@ class PendingOutputs:
             num_cached_tokens=[num_cached for num_cached, _ in scheduled.values()],
             queue_ns=[queue_ns for _, queue_ns in scheduled.values()],
             logprob_handles=self._logprobs,
+            prompt_logprob_handles=self._prompt_logprobs,
+            prompt_logprob_counts=[len(rows.logprobs) for rows in self._prompt_logprobs.values()],
         )
         for logprob_rows in self._logprobs.values():
             _add_logprobs(message.logprobs, logprob_rows)
+        for logprob_rows in self._prompt_logprobs.values():
+            _add_logprobs(message.prompt_logprobs, logprob_rows)
         _set_timings(message.timings, self.timings)
         return message
 

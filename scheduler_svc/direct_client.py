@@ -8,12 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 
 from pagewire.kit.errors import PagewireError
 from scheduler_svc.engine_core import EngineCore
-from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
+from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, LogprobRows, StepTimings
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.stop import FinishReason
+
+
+@dataclass(slots=True)
+class DirectOutput:
+    """What is new of the request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: LogprobRows | None = None
+    """Of `token_ids`, where asked for."""
+    prompt_logprobs: LogprobRows | None = None
+    """Where asked for, with the first token: of each prompt token but the first."""
+    end: FinishedRequest | None = None
+    """In the last output."""
+
+    def __bool__(self) -> bool:
+        return bool(self.token_ids) or self.end is not None
 
 
 class DirectClient:
@@ -21,8 +38,7 @@ class DirectClient:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._token_ids: list[int] = []
-        self._end: FinishedRequest | None = None
+        self._output = DirectOutput()
         self._error: PagewireError | None = None
         self._wake = asyncio.Event()
         self._request_id = ""
@@ -37,8 +53,8 @@ class DirectClient:
         self._core.add_request(request)
         self._request_id = request.request_id
 
-    async def stream(self) -> AsyncIterator[tuple[Sequence[int], FinishedRequest | None]]:
-        """New token ids as they come; the last item has the end.
+    async def stream(self) -> AsyncIterator[DirectOutput]:
+        """What is new as it comes; the last item has the end.
 
         Raises:
             PagewireError: The request failed, or the engine goes away.
@@ -47,14 +63,14 @@ class DirectClient:
             await self._wake.wait()
             self._wake.clear()
             # Taken together: more may come while the caller is busy with what is yielded.
-            token_ids, self._token_ids = self._token_ids, []
-            end = self._end
+            output, self._output = self._output, DirectOutput()
+            end = output.end
             if end is None and self._error is not None:
                 raise self._error
             if end is not None and end.reason is FinishReason.ERROR:
                 raise end.error()
-            if token_ids or end is not None:
-                yield token_ids, end
+            if output:
+                yield output
             if end is not None:
                 return
 
@@ -65,13 +81,20 @@ class DirectClient:
     # OutputSink.
 
     def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
-        for token_ids in outputs.new_token_ids:
-            self._token_ids += token_ids
+        output = self._output
+        for row, token_ids in enumerate(outputs.new_token_ids):
+            output.token_ids += token_ids
+            logprobs = outputs.logprobs.get(row)
+            if output.logprobs is None:
+                output.logprobs = logprobs
+            elif logprobs is not None:
+                output.logprobs.extend(logprobs)
+            output.prompt_logprobs = outputs.prompt_logprobs.get(row, output.prompt_logprobs)
         self.put_finished(outputs.finished)
 
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for end in finished:
-            self._end = end
+            self._output.end = end
         self._wake.set()
 
     def put_admitted(self, request_id: str) -> None:

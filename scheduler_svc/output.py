@@ -128,6 +128,8 @@ class ModelRunnerOutput:
     where drafts were right."""
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     """By row, where asked for."""
+    prompt_logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    """By row, where asked for, beside the first token: of each prompt token but the first."""
     errors: Mapping[int, RowError] = field(default_factory=dict)
     """By row: requests that the model could not go on with, behind the tokens that they got."""
     forward_ns: int = 0
@@ -211,8 +213,35 @@ class EngineCoreOutputs:
     """By row."""
     logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     """By row, where there are any."""
+    prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
+    """By row, once a request, with its first token: of each prompt token but the first."""
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
+
+    def add_row(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        result: ModelRunnerOutput,
+        row: int,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Append new tokens of a request with the logprobs that came with them.
+
+        Args:
+            request_id: The request.
+            token_ids: Its tokens that count.
+            result: What they came with.
+            row: The request's row there.
+            is_first: It had no token before: only then has it not got its prompt logprobs yet.
+        """
+        if row in result.logprobs:
+            self.logprobs[len(self.request_ids)] = result.logprobs[row]
+        if is_first and row in result.prompt_logprobs:
+            self.prompt_logprobs[len(self.request_ids)] = result.prompt_logprobs[row]
+        self.request_ids.append(request_id)
+        self.new_token_ids.append(token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,12 +230,10 @@ class Scheduler:
                 if drafts and request.request_id in drafts:
                     num_sampled = len(token_ids)
                     self._speculation.settle_row(request, drafts[request.request_id], num_sampled)
+                is_first = request.num_output_tokens == 0
                 token_ids, stop = append_tokens(request, token_ids)
                 client = _outputs_for(outputs, request, step)
-                if row in result.logprobs:
-                    client.logprobs[len(client.request_ids)] = result.logprobs[row]
-                client.request_ids.append(request.request_id)
-                client.new_token_ids.append(token_ids)
+                client.add_row(request.request_id, token_ids, result, row, is_first=is_first)
             if stop is None and (row in errors or (draws and not token_ids)):
                 # Without a token nothing would ever schedule it again.
                 error = errors.get(row, _NO_TOKEN)

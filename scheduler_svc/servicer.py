@@ -69,8 +69,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     request, request_id, client.client_id, arrival_time_s=time.time()
                 )
             )
-            async for token_ids, end in client.stream():
-                yield convert.generate_response(token_ids, end)
+            async for output in client.stream():
+                yield convert.generate_response(output)
         finally:
             client.close()
 

@@ -113,6 +113,7 @@ def decode_output(
         step=engine_step,
         sampled_token_ids=[token_ids[start:end] for start, end in pairwise(ends)],
         logprobs=_decode_logprobs(message, row_of),
+        prompt_logprobs=_decode_prompt_logprobs(message, row_of),
         errors=_decode_errors(message, row_of),
         forward_ns=message.timings.forward_ns,
         sample_ns=message.timings.sample_ns,
@@ -173,7 +174,9 @@ def _fits_drafts(counts: Sequence[int], draft_counts: Sequence[int]) -> bool:
 
 
 def _is_sparse(message: worker_pb2.ModelRunnerOutput) -> bool:
-    return bool(message.failed_handles or message.logprob_handles)
+    return bool(
+        message.failed_handles or message.logprob_handles or message.prompt_logprob_handles
+    )
 
 
 def _decode_errors(
@@ -189,15 +192,30 @@ def _decode_errors(
 def _decode_logprobs(
     message: worker_pb2.ModelRunnerOutput, row_of: dict[int, int]
 ) -> dict[int, LogprobRows]:
-    columns = message.logprobs
-    rows, start, top_start = {}, 0, 0
-    for handle in message.logprob_handles:
-        row = row_of[handle]
-        end = start + message.sampled_counts[row]
+    rows = [row_of[handle] for handle in message.logprob_handles]
+    counts = [message.sampled_counts[row] for row in rows]
+    return _split_logprobs(message.logprobs, rows, counts)
+
+
+def _decode_prompt_logprobs(
+    message: worker_pb2.ModelRunnerOutput, row_of: dict[int, int]
+) -> dict[int, LogprobRows]:
+    rows = [row_of[handle] for handle in message.prompt_logprob_handles]
+    if sum(message.prompt_logprob_counts) != len(message.prompt_logprobs.logprobs):
+        raise ValueError("prompt_logprob_counts and prompt_logprobs disagree")
+    return _split_logprobs(message.prompt_logprobs, rows, message.prompt_logprob_counts)
+
+
+def _split_logprobs(
+    columns: common_pb2.LogprobColumns, rows: Sequence[int], token_counts: Sequence[int]
+) -> dict[int, LogprobRows]:
+    split, start, top_start = {}, 0, 0
+    for row, num_tokens in zip(rows, token_counts, strict=True):
+        end = start + num_tokens
         top_end = top_start + sum(columns.top_counts[start:end])
-        rows[row] = _slice(columns, start, end, top_start, top_end)
+        split[row] = _slice(columns, start, end, top_start, top_end)
         start, top_start = end, top_end
-    return rows
+    return split
 
 
 def _slice(

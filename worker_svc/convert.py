@@ -241,29 +241,37 @@ def _output(done: StepDone) -> worker_pb2.ModelRunnerOutput:
     )
     if output.logprobs is not None:
         _set_logprobs(message, output, output.logprobs)
+    for handle, columns in output.prompt_logprobs.items():
+        message.prompt_logprob_handles.append(handle)
+        message.prompt_logprob_counts.append(len(columns.counts))
+        _add_logprobs(message.prompt_logprobs, columns)
     return message
 
 
 def _set_logprobs(
     message: worker_pb2.ModelRunnerOutput, output: ModelRunnerOutput, columns: LogprobColumns
 ) -> None:
-    """Our columns have the sampled token first among its entries; the message has it apart."""
-    start = token = 0
+    token = 0
     for handle, num_sampled in zip(output.handles, output.num_sampled, strict=True):
-        counts = columns.counts[token : token + num_sampled]
-        if any(counts):
+        if any(columns.counts[token : token + num_sampled]):
             message.logprob_handles.append(handle)
-        for place, count in enumerate(counts, start=token):
-            if not count:
-                continue
-            end = start + count
-            message.logprobs.logprobs.append(columns.logprobs[start])
-            message.logprobs.ranks.append(columns.sampled_ranks[place])
-            message.logprobs.top_counts.append(count - 1)
-            message.logprobs.top_token_ids.extend(columns.token_ids[start + 1 : end])
-            message.logprobs.top_logprobs.extend(columns.logprobs[start + 1 : end])
-            start = end
         token += num_sampled
+    _add_logprobs(message.logprobs, columns)
+
+
+def _add_logprobs(message: common_pb2.LogprobColumns, columns: LogprobColumns) -> None:
+    """Our columns have a token first among its entries; the message has it apart."""
+    start = 0
+    for count, rank in zip(columns.counts, columns.sampled_ranks, strict=True):
+        if not count:
+            continue
+        end = start + count
+        message.logprobs.append(columns.logprobs[start])
+        message.ranks.append(rank)
+        message.top_counts.append(count - 1)
+        message.top_token_ids.extend(columns.token_ids[start + 1 : end])
+        message.top_logprobs.extend(columns.logprobs[start + 1 : end])
+        start = end
 
 
 def _initialize_result(result: InitializeResult) -> worker_pb2.InitializeResult:

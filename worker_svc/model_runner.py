@@ -25,6 +25,7 @@ from worker_svc.models.base import CausalModel
 from worker_svc.models.build import BuiltModel, build_model
 from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.parallel.pipeline_tokens import PipelineTokens
+from worker_svc.prompt_logprobs import gather_prompt_logprobs
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import (
@@ -121,6 +122,7 @@ class ModelRunner:
             clock.forward_done()
             self._tokens.expect([row for row in inputs.rows if row.samples])
             return make_output(scheduler_output.step, rows, {}, clock.timings())
+        gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler.scratch)
         sampling, logits = loaded.logits(inputs, hidden)
         clock.forward_done()
         sampled = sample_rows(
@@ -198,9 +200,14 @@ class _LoadedModel:
         for place, row in zip(places, rows, strict=True):
             end = inputs.query_start_loc[place + 1]
             tokens.extend(range(end - 1 - row.num_drafts, end))
-        # Fewer tokens than the GEMM needs are filled up with any, and cut off again.
-        padding = [0] * max(0, self.min_rows - len(tokens)) if rows else []
-        return rows, self.model.compute_logits(hidden[tokens + padding])[: len(tokens)]
+        return rows, self.compute_logits(hidden[tokens])
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [num_rows, vocab_size] float32; fewer rows than the GEMM needs are filled up."""
+        num_rows = len(hidden)
+        if 0 < num_rows < self.min_rows:
+            hidden = hidden[[*range(num_rows), *[0] * (self.min_rows - num_rows)]]
+        return self.model.compute_logits(hidden)[:num_rows]
 
 
 class _Clock:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from worker_svc.sampler.metadata import TokenLogprobs
 from worker_svc.step import NewRequest, RowFailure
 
 _INITIAL_TOKENS = 256
@@ -39,6 +40,10 @@ class RequestState:
     """Why no later step can sample for it."""
     is_over: bool = False
     """It failed, or it ended while the masks of a step were made: no later step samples for it."""
+    num_prompt_logprobs: int = 0
+    """Likeliest tokens to give beside each prompt token."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Gathered so far, from the second prompt token on; None: not asked for, or given already."""
 
     @classmethod
     def from_new_request(cls, new: NewRequest, slot: int) -> RequestState:
@@ -53,6 +58,9 @@ class RequestState:
             token_ids=np.zeros(max(_INITIAL_TOKENS, len(tokens)), dtype=np.int32),
             block_ids=np.zeros(max(_INITIAL_BLOCKS, len(new.block_ids)), dtype=np.int32),
         )
+        if new.sampling.prompt_logprobs is not None and not new.output_token_ids:
+            # A resumed request that has output got them with its first token.
+            state.num_prompt_logprobs, state.prompt_logprobs = new.sampling.prompt_logprobs, []
         state.append_tokens(tokens)
         state.append_blocks(new.block_ids)
         return state

@@ -119,19 +119,19 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities of sampled tokens, before penalties and temperature, where asked for.
+    """Log-probabilities of tokens, sampled ones or those of a prompt.
 
-    `counts` is parallel to `ModelRunnerOutput.sampled_token_ids`: the entries of that token in the
-    flat columns, 0 when its request asked for none, else the sampled token first and then the top k
-    in falling order (the sampled token may be among them again).
+    A token's entries in the flat columns are itself first and then the top k in falling order (it
+    may be among them again).
     """
 
     counts: Sequence[int]
+    """Entries of each token; 0 when its request asked for none."""
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     sampled_ranks: Sequence[int]
-    """Parallel to `counts`: rank of the sampled token in the vocabulary, 1 is the likeliest; 0 when
-    its request asked for no logprobs."""
+    """Parallel to `counts`: rank of the token in the vocabulary, 1 is the likeliest; 0 when its
+    request asked for no logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,10 @@ class ModelRunnerOutput:
     """Flat, in the order of `handles`."""
     failed: Sequence[FailedRow] = ()
     logprobs: LogprobColumns | None = None
+    """`counts` is parallel to `sampled_token_ids`; None: no request asked for any."""
+    prompt_logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    """By handle, of requests that asked for them and got their first token: `counts` has an entry
+    for each prompt token but the first."""
     timings: StepTimings = field(default_factory=StepTimings)
 
 

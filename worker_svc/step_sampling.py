@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from worker_svc.grammar_masks import Bitmasks, MaskSource
+from worker_svc.prompt_logprobs import take_prompt_logprobs
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.grammar import MaskedRows
 from worker_svc.sampler.metadata import SamplerOutput, TokenLogprobs
@@ -88,6 +89,7 @@ def make_output(
 ) -> ModelRunnerOutput:
     """The columns of a step's output, for all of its rows in the step's own order."""
     handles = [row.state.handle for row in rows]
+    prompts = take_prompt_logprobs(rows, sampled)
     given = [sampled[handle] for handle in handles if handle in sampled]
     return ModelRunnerOutput(
         step=step,
@@ -102,6 +104,7 @@ def make_output(
             if row.state.failure is not None
         ],
         logprobs=_logprob_columns([entry for row in given for entry in row.logprobs]),
+        prompt_logprobs={handle: _columns(entries) for handle, entries in prompts.items()},
         timings=timings,
     )
 
@@ -174,9 +177,11 @@ def _verify(row: BatchRow, start: int, output: SamplerOutput) -> tuple[int, RowF
 
 
 def _logprob_columns(tokens: Sequence[TokenLogprobs | None]) -> LogprobColumns | None:
+    return _columns(tokens) if any(entry is not None for entry in tokens) else None
+
+
+def _columns(tokens: Sequence[TokenLogprobs | None]) -> LogprobColumns:
     given = [entry for entry in tokens if entry is not None]
-    if not given:
-        return None
     return LogprobColumns(
         counts=[len(entry.token_ids) if entry else 0 for entry in tokens],
         token_ids=[token_id for entry in given for token_id in entry.token_ids],

@@ -4,6 +4,7 @@ from pagewire.kit.errors import InvalidRequestError, QueueFullError
 from pagewire.v1 import common_pb2, scheduler_pb2
 from scheduler_svc import convert
 from scheduler_svc.convert import PendingOutputs
+from scheduler_svc.direct_client import DirectOutput
 from scheduler_svc.output import (
     EngineCoreOutputs,
     FinishedRequest,
@@ -60,7 +61,7 @@ def test_only_a_stop_string_counts_as_a_stop():
 def test_every_finish_reason_has_a_wire_value():
     for reason in FinishReason:
         end = FinishedRequest("a", reason, 1, 1, 0)
-        assert convert.generate_response([], end).finish_reason != 0
+        assert convert.generate_response(DirectOutput(end=end)).finish_reason != 0
 
 
 def test_one_step_is_one_set_of_columns():

@@ -1,7 +1,7 @@
 import pytest
 
 from pagewire.kit.errors import InternalError, InvalidRequestError, ServiceUnavailableError
-from scheduler_svc.direct_client import DirectClient
+from scheduler_svc.direct_client import DirectClient, DirectOutput
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
 from scheduler_svc.stop import FinishReason
@@ -23,17 +23,17 @@ async def test_tokens_that_were_not_read_merge():
     client = make_client()
     put(client, 1)
     put(client, 2)
-    assert await anext(client.stream()) == ([1, 2], None)
+    assert await anext(client.stream()) == DirectOutput([1, 2])
 
 
 async def test_what_comes_while_the_caller_is_busy_is_not_lost():
     client, got = make_client(), []
     put(client, 1)
-    async for token_ids, end in client.stream():
-        got.append((list(token_ids), end))
-        if end is None:
+    async for output in client.stream():
+        got.append(output)
+        if output.end is None:
             put(client, 2, end=END)
-    assert got == [([1], None), ([2], END)]
+    assert got == [DirectOutput([1]), DirectOutput([2], end=END)]
 
 
 async def test_a_failed_request_raises():
@@ -65,4 +65,4 @@ async def test_an_end_that_came_in_time_is_told_though_the_engine_goes_away():
     client = make_client()
     put(client, 1, end=END)
     client.end(ServiceUnavailableError("going away"))
-    assert await anext(client.stream()) == ([1], END)
+    assert await anext(client.stream()) == DirectOutput([1], end=END)

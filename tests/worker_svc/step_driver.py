@@ -15,7 +15,13 @@ import numpy as np
 
 from pagewire.sampling_params import SamplingParams
 from worker_svc.grammar_masks import Bitmasks, GrammarMasks
-from worker_svc.step import ModelRunnerOutput, NewRequest, Runner, SchedulerOutput
+from worker_svc.step import (
+    LogprobColumns,
+    ModelRunnerOutput,
+    NewRequest,
+    Runner,
+    SchedulerOutput,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -39,6 +45,8 @@ class DriverRequest:
     block_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     """For each output token that has some, by token id."""
+    prompt_logprobs: list[LogprobColumns] = field(default_factory=list)
+    """Each time that some came."""
     num_computed_tokens: int = 0
     known: bool = False
     failure: str | None = None
@@ -181,6 +189,8 @@ class StepDriver:
             end = request.num_computed_tokens + num_tokens
             request.output_token_ids.extend(next(sampled) for _ in range(num_sampled))
             request.logprobs.extend(next(logprobs) for _ in range(num_sampled))
+            if request.handle in output.prompt_logprobs:
+                request.prompt_logprobs.append(output.prompt_logprobs[request.handle])
             # Of drafts only those that were accepted are computed.
             request.num_computed_tokens = min(end, request.num_tokens - 1) if num_sampled else end
             request.failure = failures.get(request.handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -125,3 +126,26 @@ def test_failed_rows_and_logprobs_keep_their_places() -> None:
     assert message.timings == worker_pb2.WorkerTimings(
         idle_ns=8, prepare_ns=1, forward_ns=2, sample_ns=3
     )
+
+
+def test_prompt_logprobs_go_beside_their_handles_and_minus_infinity_survives() -> None:
+    columns = LogprobColumns([2, 1], [6, 8, 7], [-math.inf, -0.25, -1.0], [9, 2])
+    output = ModelRunnerOutput(
+        step=3,
+        handles=[10, 11],
+        num_sampled=[1, 1],
+        sampled_token_ids=[5, 6],
+        prompt_logprobs={11: columns, 10: LogprobColumns([], [], [], [])},
+    )
+    sent = convert.execute_response(4, StepDone(output, idle_ns=8)).SerializeToString()
+    message = worker_pb2.ExecuteResponse.FromString(sent).output
+    assert list(message.prompt_logprob_handles) == [11, 10]
+    assert list(message.prompt_logprob_counts) == [2, 0]
+    assert message.prompt_logprobs == common_pb2.LogprobColumns(
+        logprobs=[-math.inf, -1.0],
+        ranks=[9, 2],
+        top_counts=[1, 0],
+        top_token_ids=[8],
+        top_logprobs=[-0.25],
+    )
+    assert not message.HasField("logprobs")

@@ -40,7 +40,7 @@ class Sampler:
         self._eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.int64)
         self._gives_raw = logprobs_mode.startswith("raw_")
         self._normalizes = logprobs_mode.endswith("_logprobs")
-        self._scratch = Scratch()
+        self.scratch = Scratch()
 
     def sample(
         self, logits: torch.Tensor, batch: SamplingBatch, masked: MaskedRows | None = None
@@ -69,7 +69,7 @@ class Sampler:
         drawn = batch.places_with(Need.DRAW)
         drawn = drawn[has_token[drawn]]
         if len(drawn):
-            token_ids[drawn] = draw(rows, batch, drawn, self._scratch)
+            token_ids[drawn] = draw(rows, batch, drawn, self.scratch)
         logprobs: list[TokenLogprobs | None] = [None] * len(batch)
         given = np.flatnonzero(has_token[asking])
         for part in row_chunks(len(given), rows.vocab_size):
@@ -91,11 +91,11 @@ class Sampler:
     def _values(self, rows: BlockedRows, batch: SamplingBatch, places: Ints) -> torch.Tensor:
         """Logits of asking places as the mode wants them; no copy of raw ones was needed."""
         if self._gives_raw:
-            return rows.values(places, self._scratch)
+            return rows.values(places, self.scratch)
         # What tokens were chosen from: divided by the temperature, -inf where dropped.
         scaled = rows.divided(places, batch.temperatures[places])
-        lowest = lowest_survivors(scaled, Truncation.of(batch, places), self._scratch)
-        values = scaled.values(np.arange(len(places)), self._scratch)
+        lowest = lowest_survivors(scaled, Truncation.of(batch, places), self.scratch)
+        values = scaled.values(np.arange(len(places)), self.scratch)
         return values.masked_fill_(values < torch.from_numpy(lowest[:, None]), -torch.inf)
 
     def _rank(
@@ -104,7 +104,7 @@ class Sampler:
         """Logprobs of places, whose logits [len(places), vocab_size] are given."""
         values = torch.log_softmax(values, dim=-1) if self._normalizes else values.clone()
         chosen, num_top = token_ids[places], batch.num_logprobs[places]
-        table = logprob_table(values, chosen, int(num_top.max()), self._scratch)
+        table = logprob_table(values, chosen, int(num_top.max()), self.scratch)
         return table.entries(chosen, num_top)
 
 

@@ -108,6 +108,8 @@ class _Part:
 
 
 def _parts(rows: BlockedRows, places: Ints, thresholds: Float32s) -> list[_Part]:
+    if thresholds[places].max() == -np.inf:
+        return [_Part(rows, places, np.arange(len(places)), None)]
     survive = rows.maxima[places] >= thresholds[places, None]
     counts = survive.sum(axis=1)
     is_sparse = counts * SPARSE_SHARE <= survive.shape[1]

@@ -156,6 +156,7 @@ class SimRunner:
                 if row.failure is not None
             ],
             logprobs=self._logprobs(rows, sampled),
+            prompt_logprobs=self._prompt_logprobs(scheduler_output.handles, rows, sampled),
             timings=StepTimings(
                 prepare_ns=prepared_ns - begin_ns,
                 forward_ns=written_ns - prepared_ns,
@@ -241,22 +242,28 @@ class SimRunner:
     def _logprobs(
         self, rows: Sequence[_Request], sampled: Sequence[Sequence[int]]
     ) -> LogprobColumns | None:
-        """Falling values over the sampled token and the ids after it: well-formed, meaningless."""
         if all(row.params.logprobs is None for row in rows):
             return None
-        counts: list[int] = []
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        for row, tokens in zip(rows, sampled, strict=True):
-            for token_id in tokens:
-                top = row.params.logprobs
-                counts.append(0 if top is None else top + 1)
-                if top is not None:
-                    likely = [(token_id + i) % self._vocabulary.vocab_size for i in range(top)]
-                    token_ids += [token_id, *likely]
-                    logprobs += [-0.5, *(-0.5 * (i + 1) for i in range(top))]
-        ranks = [1 if count else 0 for count in counts]
-        return LogprobColumns(counts, token_ids, logprobs, ranks)
+        return self._vocabulary.logprobs(
+            (token_id, row.params.logprobs)
+            for row, tokens in zip(rows, sampled, strict=True)
+            for token_id in tokens
+        )
+
+    def _prompt_logprobs(
+        self,
+        handles: Sequence[int],
+        rows: Sequence[_Request],
+        sampled: Sequence[Sequence[int]],
+    ) -> dict[int, LogprobColumns]:
+        """Of the requests that got their first token."""
+        found = {}
+        for handle, row, tokens in zip(handles, rows, sampled, strict=True):
+            num_top = row.params.prompt_logprobs
+            if num_top is not None and tokens and row.num_output_tokens == len(tokens):
+                prompt = row.token_ids[1 : row.num_prompt_tokens]
+                found[handle] = self._vocabulary.logprobs((token, num_top) for token in prompt)
+        return found
 
     def _wait(self, step: SchedulerOutput, begin_ns: int) -> None:
         """The rest of the step's simulated time; this thread stands for the device."""

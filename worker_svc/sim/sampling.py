@@ -8,7 +8,7 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from pagewire.sampling_params import SamplingParams
 from worker_svc.grammar_masks import Bitmasks
 from worker_svc.sim.hashing import mix64
+from worker_svc.step import LogprobColumns
 
 SAMPLER_VERSION = "sim-2"
 """Changes with whatever changes tokens."""
@@ -36,6 +37,22 @@ class SimVocabulary:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_low", min(_MAX_SPECIAL_TOKENS, self.vocab_size // 2))
+
+    def logprobs(self, tokens: Iterable[tuple[int, int | None]]) -> LogprobColumns:
+        """Falling values over each token and the ids after it: well-formed, meaningless.
+
+        Args:
+            tokens: Token ids, with how many ids are asked for beside each; None: not even its own.
+        """
+        counts: list[int] = []
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        for token_id, top in tokens:
+            counts.append(0 if top is None else top + 1)
+            if top is not None:
+                token_ids += [token_id, *((token_id + i) % self.vocab_size for i in range(top))]
+                logprobs += [-0.5, *(-0.5 * (i + 1) for i in range(top))]
+        return LogprobColumns(counts, token_ids, logprobs, [1 if count else 0 for count in counts])
 
 
 def choose_token(
