@@ -5,14 +5,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc import tiny_models
-from tests.worker_svc.ranks import RanksRunner, joined_ranks
-from tests.worker_svc.step_driver import StepDriver
+from tests.worker_svc.ranks import WAIT_S, RanksRunner, joined_ranks
+from tests.worker_svc.step_driver import Propose, StepDriver
+from tests.worker_svc.tiny_gguf import write_gguf
+from worker_svc.grammar_masks import Bitmasks
+from worker_svc.input_batch import StepError
 from worker_svc.model_runner import ModelRunner
+from worker_svc.models.config import UnsupportedModelError
+from worker_svc.parallel.groups import ParallelGroups
+from worker_svc.parallel.layout import RankLayout
+from worker_svc.step import NewRequest, SchedulerOutput
 
 LAYOUTS = {"TP 2": (2, 1), "PP 2": (1, 2), "TP 2 x PP 2": (2, 2)}
 SAMPLED = SamplingParams(temperature=1.0, top_k=40, top_p=0.95, seed=99, logprobs=3)
@@ -98,3 +106,81 @@ def test_variants_of_the_family(tmp_path: Path, variant: str) -> None:
     tiny_models.write_tiny_model(tmp_path, **overrides)
     expected = on_one(tmp_path, GREEDY)
     assert_same(expected, on_ranks(tmp_path, tp_size, pp_size, GREEDY))
+
+
+def test_a_gguf_file_over_ranks(tmp_path: Path) -> None:
+    model = tiny_models.write_tiny_model(tmp_path / "hf", num_key_value_heads=1)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model, "llama")
+    assert_same(on_one(path, GREEDY), on_ranks(path, 2, 2, GREEDY))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_drafts_and_masks_over_ranks(tiny_model: Path, layout: str) -> None:
+    """Stages take in as many tokens as were verified; masked rows draw under their masks."""
+
+    def even_after(output: Sequence[int]) -> Bitmasks:
+        pattern = 0b01010101 if len(output) % 2 else 0b10101010
+        return np.full((160 // 8,), pattern, dtype=np.uint8)
+
+    def drive_all(runner: Any, drafts: Sequence[Sequence[int]]) -> list[list[int]]:
+        driver = StepDriver(runner, num_blocks=128, block_size=8, chunk=16)
+        rng = random.Random(1)
+        requests = [
+            driver.add(
+                [rng.randrange(3, 160) for _ in range(5 + 9 * place)],
+                SAMPLED,
+                max_tokens=12,
+                propose=mixed(drafts[place]) if drafts else None,
+                mask_of=even_after if place % 2 else None,
+            )
+            for place in range(4)
+        ]
+        driver.run()
+        assert all(request.failure is None for request in requests)
+        return [request.output_token_ids for request in requests]
+
+    runner = ModelRunner(config_of(tiny_model))
+    runner.load(lambda phase, fraction: None)
+    expected = drive_all(runner, ())
+    tp_size, pp_size = LAYOUTS[layout]
+    config = config_of(tiny_model, tp_size, pp_size)
+    with joined_ranks(tp_size, pp_size) as ranks:
+        on_all = RanksRunner(ranks, lambda groups: ModelRunner(config, groups))
+        assert drive_all(on_all, expected) == expected
+    assert [token_id % 2 for token_id in expected[1]] == [1, 0] * 6
+
+
+def mixed(expected: Sequence[int]) -> Propose:
+    """Two right drafts and a wrong one."""
+
+    def propose(output: Sequence[int]) -> list[int]:
+        right = list(expected[len(output) : len(output) + 2])
+        return [*right, 3] if len(right) == 2 else right
+
+    return propose
+
+
+def test_a_failed_step_of_one_rank_ends_the_group(tiny_model: Path) -> None:
+    config = config_of(tiny_model, 2)
+    with joined_ranks(2) as ranks:
+        runner = RanksRunner(ranks, lambda groups: ModelRunner(config, groups))
+        runner.allocate_kv_cache(16, 8)
+        new = NewRequest(1, "r", [5, 6, 7], (), GREEDY, 0, [1])
+        good = SchedulerOutput(1, [new], [1], [3])
+        # This rank knows no such request; the other one waits for it in the first layer.
+        bad = SchedulerOutput(1, (), [1], [3])
+        waiting = ranks.submit(0, lambda: runner.runners[0].execute(good))
+        with pytest.raises(StepError):
+            ranks.submit(1, lambda: runner.runners[1].execute(bad)).result(WAIT_S)
+        with pytest.raises(RuntimeError, match="by peer"):
+            waiting.result(WAIT_S)
+        with pytest.raises(RuntimeError, match="in no group"):
+            ranks.submit(1, lambda: runner.runners[1].execute(good)).result(WAIT_S)
+
+
+def test_models_of_the_transformers_backend_are_refused_by_name(tmp_path: Path) -> None:
+    tiny_models.write_tiny_model(tmp_path, architecture="Olmo2")
+    runner = ModelRunner(config_of(tmp_path, 2), ParallelGroups(RankLayout(0, 2)))
+    with pytest.raises(UnsupportedModelError, match="must be 1 for architecture Olmo2ForCausalLM"):
+        runner.load(lambda phase, fraction: None)
