@@ -16,6 +16,7 @@ from pagewire.engine_config import EngineConfig
 from pagewire.kit.lifecycle import exit_now
 from pagewire.kit.logs import get_logger
 from worker_svc.device_thread import DeviceThread
+from worker_svc.parallel.fit import check_model_fits
 from worker_svc.parallel.layout import ONE_RANK, RankLayout
 from worker_svc.step import Runner
 
@@ -69,13 +70,18 @@ class GroupMember:
         self._membership: Membership | None = None
         self._cancelled = threading.Event()
 
-    async def take_place(self, layout: RankLayout) -> str | None:
+    async def take_place(self, layout: RankLayout, config: EngineConfig) -> str | None:
         """Be that rank from now on; what was connected before is closed.
 
         Returns:
             On rank 0 of several, where the others are to come.
+
+        Raises:
+            InvalidRequestError: The model cannot be split over so many ranks.
         """
         self._cancelled = threading.Event()
+        if layout.world_size > 1:
+            await self._device.run(lambda: check_model_fits(config, layout))
         if layout != self.layout:
             await self._replace(layout)
         membership = self._membership

@@ -104,7 +104,7 @@ class Worker:
                 self._group_generation = call.group_generation
                 reused = self._has_weights(call)
                 self._cancel_other_load(call)
-                rendezvous = await self._group.take_place(call.layout)
+                rendezvous = await self._group.take_place(call.layout, call.config)
                 if rendezvous is not None:
                     yield RendezvousOpened(rendezvous)
                 async for progress in self._ensure_model(call):

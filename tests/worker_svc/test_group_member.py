@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pagewire.engine_config import EngineConfig, ModelConfig, ParallelConfig
-from pagewire.kit.errors import ServiceUnavailableError
+from pagewire.kit.errors import InvalidRequestError, ServiceUnavailableError
 from tests.worker_svc.harness import (
     BLOCK_SIZE,
     WAIT_S,
@@ -191,3 +191,21 @@ async def test_a_single_worker_waits_for_its_step(
         pass
     await setup.initialize(call)
     assert setup.memberships == [] and not setup.exited.is_set()
+
+
+async def test_a_size_that_does_not_divide_is_refused_before_anything_is_made(
+    setup: Setup,
+) -> None:
+    config = replace(setup.config, parallel=ParallelConfig(tensor_parallel_size=3))
+    with pytest.raises(InvalidRequestError, match=r"may be 1, 2 or 4$"):
+        await setup.initialize(setup.call(config=config, world_size=3))
+    assert setup.memberships == [] and setup.runner.num_loads == 0
+    assert setup.worker.status().lease_holder == ""
+
+
+async def test_a_model_of_the_transformers_backend_is_refused(setup: Setup, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace("LlamaForCausalLM", "Olmo2ForCausalLM"))
+    with pytest.raises(InvalidRequestError, match="architecture Olmo2ForCausalLM runs on the Tran"):
+        await setup.initialize(setup.call())
+    assert setup.memberships == []

@@ -6,15 +6,11 @@ Reads the same fields with the same parsers as the real loader, so both report t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
 
 from pagewire.engine_config import EngineConfig
-from pagewire.gguf import read_gguf
-from pagewire.model_source import ModelFormat, ModelSource, resolve_model
+from pagewire.model_source import resolve_model
 from worker_svc.kv_cache_groups import kv_cache_groups
-from worker_svc.models.gguf_config import hf_config_from_gguf
-from worker_svc.models.hf_files import read_model_config
+from worker_svc.models.config_fields import read_config_fields
 from worker_svc.models.shape import read_shape
 from worker_svc.sim.sampling import SAMPLER_VERSION
 from worker_svc.step import ModelInfo
@@ -27,7 +23,7 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
         ValueError: The model is not there, not supported, or shorter than --max-model-len.
     """
     source = resolve_model(config.model.model, config.load.revision)
-    model = read_shape(_config_fields(source), config.model.model_impl)
+    model = read_shape(read_config_fields(source), config.model.model_impl)
     digest = hashlib.sha256(f"{SAMPLER_VERSION}\0{model!r}".encode()).hexdigest()
     return ModelInfo(
         architecture=model.architecture,
@@ -44,9 +40,3 @@ def read_model_info(config: EngineConfig) -> ModelInfo:
         weights_digest=digest,
         kv_cache_groups=kv_cache_groups(model.sliding_windows),
     )
-
-
-def _config_fields(source: ModelSource) -> Mapping[str, Any]:
-    if source.format is ModelFormat.GGUF:
-        return hf_config_from_gguf(read_gguf(source.path))
-    return read_model_config(source.path)
