@@ -11,6 +11,8 @@ adds in an order that depends on the place, so that a row's numbers would depend
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -39,6 +41,7 @@ class ParallelGroups:
         self._tensor: ProcessGroup | None = None
         self._pipeline: ProcessGroup | None = None
         self._pending: deque[tuple[Work, torch.Tensor]] = deque()
+        self._rehearses = False
 
     @property
     def num_ranks_here(self) -> int:
@@ -63,6 +66,18 @@ class ParallelGroups:
         """Close the connections: ranks that wait for this one get an error. Idempotent."""
         self._tensor = self._pipeline = None
         self._pending.clear()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Let this rank compute alone: numbers that mean nothing, in the shapes that steps have.
+
+        For measuring what a step takes, while others still load.
+        """
+        self._rehearses = True
+        try:
+            yield
+        finally:
+            self._rehearses = False
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's `part`, which have one shape."""
@@ -99,12 +114,16 @@ class ParallelGroups:
 
     def _gather(self, part: torch.Tensor) -> torch.Tensor:
         """What all ranks have: [tp_size, *part.shape]."""
-        group, size = _joined(self._tensor), self.layout.tp_size
+        size = self.layout.tp_size
         gathered = part.new_empty((size * part.shape[0], *part.shape[1:]))
-        group._allgather_base(gathered, part.contiguous()).wait()
+        if self._rehearses:
+            return gathered.zero_().view(size, *part.shape)
+        _joined(self._tensor)._allgather_base(gathered, part.contiguous()).wait()
         return gathered.view(size, *part.shape)
 
     def _send(self, tensor: torch.Tensor, stage: int, tag: int) -> None:
+        if self._rehearses:
+            return
         # The tensor must live until it is taken.
         self._pending.append((_joined(self._pipeline).send([tensor], stage, tag), tensor))
         while self._pending[0][0].is_completed() or len(self._pending) > MAX_PENDING_SENDS:
@@ -113,7 +132,10 @@ class ParallelGroups:
                 return
 
     def _receive(self, tensor: torch.Tensor, stage: int, tag: int) -> None:
-        _joined(self._pipeline).recv([tensor], stage, tag).wait()
+        if self._rehearses:
+            tensor.zero_()
+        else:
+            _joined(self._pipeline).recv([tensor], stage, tag).wait()
 
 
 ALONE = ParallelGroups(ONE_RANK)

@@ -93,6 +93,17 @@ def test_a_rank_without_a_group_says_so() -> None:
     assert ALONE.num_ranks_here == 1
 
 
+def test_a_rank_can_rehearse_alone() -> None:
+    groups = ParallelGroups(RankLayout(1, 2, 2))
+    with groups.rehearsing():
+        assert groups.sum(torch.ones(3, 2)).shape == (3, 2)
+        assert groups.gather_columns(torch.ones(3, 2)).shape == (3, 4)
+        assert groups.receive_hidden(3, 2, torch.bfloat16).shape == (3, 2)
+        groups.send_hidden(torch.ones(3, 2))
+    with pytest.raises(RuntimeError, match="in no group"):
+        groups.send_hidden(torch.ones(3, 2))
+
+
 def test_ranks_on_loopback_share_their_machine() -> None:
     assert ParallelGroups(RankLayout(0, 2, 2)).num_ranks_here == 4
     assert ParallelGroups(RankLayout(0, 2, 2), "10.0.0.7").num_ranks_here == 1
