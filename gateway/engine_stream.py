@@ -25,6 +25,7 @@ from gateway.live_request import (
     StreamOwner,
     TokenSink,
 )
+from gateway.logprobs import read_prompt_logprobs
 from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
 from pagewire.kit.errors import (
     DeadlineExceededError,
@@ -284,6 +285,9 @@ class EngineStream:
         ):
             if (request := self._requests.get(handle)) is not None:
                 request.note_scheduled(num_cached_tokens)
+        for handle, prompt_logprobs in read_prompt_logprobs(outputs):
+            if (request := self._requests.get(handle)) is not None:
+                request.prompt_logprobs = prompt_logprobs
         touched = dict.fromkeys(self._take_tokens(outputs))
         touched.update(dict.fromkeys(self._take_finishes(outputs)))
         if touched:

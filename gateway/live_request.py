@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.generation import AbortReason, Finished, FinishReason
+from gateway.logprobs import PromptLogprobs
 from gateway.output_collector import OutputCollector
 from pagewire.kit.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
@@ -90,6 +91,8 @@ class LiveRequest:
         self.num_delivered_tokens = 0
         self.num_delivered_chars = 0
         self.num_cached_tokens: int | None = None
+        self.prompt_logprobs: PromptLogprobs | None = None
+        """Where asked for; there since the first output token."""
         self.engine_finish: EngineFinish | None = None
         self.is_over = False
         self._eos_token_ids = eos_token_ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ Ints = npt.NDArray[np.int64]
 Seeds = npt.NDArray[np.uint64]
 
 
-class Need(IntFlag):
-    """What a request asks for beyond the largest logit; places without a need are left alone."""
+class Need(IntEnum):
+    """Bits: what a request asks for beyond the largest logit. Places without are left alone."""
 
     PROCESSORS = 1
     """Allowed ids, bad words, min_tokens, logit_bias or penalties."""
@@ -72,7 +72,7 @@ class SamplingBatch:
 
     def places_with(self, need: Need) -> Ints:
         """Indices of the places that have a need, in rising order."""
-        return np.flatnonzero(self.needs & np.uint8(need))
+        return (self.needs & int(need)).nonzero()[0]
 
 
 @dataclass(frozen=True, slots=True)

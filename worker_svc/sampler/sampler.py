@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pagewire.engine_config import LogprobsMode
@@ -71,14 +70,18 @@ class Sampler:
         if len(drawn):
             token_ids[drawn] = draw(rows, batch, drawn, self.scratch)
         logprobs: list[TokenLogprobs | None] = [None] * len(batch)
-        given = np.flatnonzero(has_token[asking])
-        for part in row_chunks(len(given), rows.vocab_size):
-            places = asking[given[part]]
-            values = self._values(rows, batch, places) if raw is None else raw[given[part]]
-            entries = self._rank(values, batch, places, token_ids)
-            for place, entry in zip(places.tolist(), entries, strict=True):
-                logprobs[place] = entry
-        return SamplerOutput(token_ids, _failures(is_finite, is_empty), logprobs)
+        if len(asking):
+            given = np.flatnonzero(has_token[asking])
+            for part in row_chunks(len(given), rows.vocab_size):
+                places = asking[given[part]]
+                values = self._values(rows, batch, places) if raw is None else raw[given[part]]
+                entries = self._rank(values, batch, places, token_ids)
+                for place, entry in zip(places.tolist(), entries, strict=True):
+                    logprobs[place] = entry
+        failures: list[RowFailure | None] = [None] * len(batch)
+        if not has_token.all():
+            failures = [_failure(*flags) for flags in zip(is_finite, is_empty, strict=True)]
+        return SamplerOutput(token_ids, failures, logprobs)
 
     def _copy_raw(
         self, logits: torch.Tensor, batch: SamplingBatch, asking: Ints
@@ -108,12 +111,7 @@ class Sampler:
         return table.entries(chosen, num_top)
 
 
-def _failures(
-    is_finite: npt.NDArray[np.bool_], is_empty: npt.NDArray[np.bool_]
-) -> list[RowFailure | None]:
-    failures: list[RowFailure | None] = [None] * len(is_finite)
-    for place in np.flatnonzero(is_empty).tolist():
-        failures[place] = EMPTY_MASK
-    for place in np.flatnonzero(~is_finite).tolist():
-        failures[place] = NAN_LOGITS
-    return failures
+def _failure(is_finite: bool, is_empty: bool) -> RowFailure | None:
+    if not is_finite:
+        return NAN_LOGITS
+    return EMPTY_MASK if is_empty else None

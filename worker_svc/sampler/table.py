@@ -220,8 +220,8 @@ class _Processors:
         return list(output_token_ids[max(0, len(output_token_ids) - self.max_tail) :])
 
 
-def _needs(params: SamplingParams, processors: _Processors | None) -> Need:
-    needs = Need(0)
+def _needs(params: SamplingParams, processors: _Processors | None) -> int:
+    needs = 0
     if processors is not None:
         needs |= Need.PROCESSORS
     if not params.is_greedy:
