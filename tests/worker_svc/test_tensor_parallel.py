@@ -2,13 +2,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig, ParallelConfig
+from pagewire.engine_config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+)
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc import tiny_models
 from tests.worker_svc.ranks import WAIT_S, RanksRunner, joined_ranks
@@ -37,6 +44,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config_of(model: Path, tp_size: int = 1, pp_size: int = 1) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(model=str(model), dtype="float32"),
+        cache=CacheConfig(kv_cache_memory_bytes=2**24),
         device=DeviceConfig(num_threads=1),
         parallel=ParallelConfig(tensor_parallel_size=tp_size, pipeline_parallel_size=pp_size),
     )
@@ -184,3 +192,13 @@ def test_models_of_the_transformers_backend_are_refused_by_name(tmp_path: Path) 
     runner = ModelRunner(config_of(tmp_path, 2), ParallelGroups(RankLayout(0, 2)))
     with pytest.raises(UnsupportedModelError, match="must be 1 for architecture Olmo2ForCausalLM"):
         runner.load(lambda phase, fraction: None)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_finds_its_memory_before_it_meets_the_others(tiny_model: Path, rank: int) -> None:
+    config = replace(config_of(tiny_model, 2, 2), cache=CacheConfig())
+    runner = ModelRunner(config, ParallelGroups(RankLayout(rank, 2, 2)))
+    runner.load(lambda phase, fraction: None)
+    # One layer of one KV head of two.
+    assert runner.kv_bytes_per_block(16) == 2 * 16 * 16 * 4
+    assert runner.available_kv_bytes() > 0
