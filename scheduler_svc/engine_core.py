@@ -164,6 +164,7 @@ class EngineCore:
                 request.output_token_ids,
                 partial(self._on_grammar, request),
                 partial(self._on_grammar_failed, request.request_id),
+                is_resumed=request.is_resumed,
             )
         return form is None
 
@@ -399,8 +400,11 @@ class EngineCore:
         results = await self._grammars.masks(list(rows.values()))
         masks = {}
         for row, result in zip(rows, results, strict=True):
+            request = output.requests[row]
+            if request.ignores_outputs_of(output.step):
+                continue  # it ended meanwhile, and its id may be another's by now
             if isinstance(result, GrammarError):
-                self._on_grammar_failed(output.requests[row].request_id, result)
+                self._on_grammar_failed(request.request_id, result)
             else:
                 masks[row] = result
         try:

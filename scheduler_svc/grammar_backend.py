@@ -14,18 +14,23 @@ from itertools import takewhile
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pagewire.sampling_params import StructuredOutputs
-from scheduler_svc.grammar_source import describe, grammar_source
+from scheduler_svc.grammar import GrammarError
+from scheduler_svc.grammar_source import describe, forces_little, grammar_source
 from scheduler_svc.vocabulary import GreedyEncoder, Vocabulary
 
-MAX_DRAFTED_FORM_BYTES = 8192
-"""Text that must follow is found in one go, on the event loop; of a longer form it isn't looked
-for, because it may be that long."""
+MAX_FORCED_BYTES = 256
+"""A form that has forced more text than this at once is not asked any more."""
+MAX_CACHED_FORM_BYTES = 2 * 1024 * 1024
+"""All compiled forms that are kept, as the clients wrote them; compiled they take some 100 times as
+much."""
 
-# Less than the library's own bounds where a hostile form would take seconds: at most a few
-# seconds to compile, and some 10 ms for a mask.
+# Less than the library's own bounds where a hostile form would take seconds: at most a few seconds
+# to compile. A token or a mask of the worst grammars found takes 14 ms with 2,000 items and
+# seconds with 20,000.
 _INITIAL_LEXER_FUEL = 500_000
 _STEP_LEXER_FUEL = 100_000
-_STEP_MAX_ITEMS = 20_000
+_STEP_MAX_ITEMS = 2_000
+_MAX_ITEMS_IN_ROW = 400
 
 
 class GrammarBackend:
@@ -62,10 +67,12 @@ class GrammarBackend:
             initial_lexer_fuel=_INITIAL_LEXER_FUEL,
             step_lexer_fuel=_STEP_LEXER_FUEL,
             step_max_items=_STEP_MAX_ITEMS,
+            max_items_in_row=_MAX_ITEMS_IN_ROW,
             verbose_errors=False,
         )
         self._cache_size = cache_size
         self._cache: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+        self._num_cached_bytes = 0
         self._lock = threading.Lock()
 
     def compile(self, outputs: StructuredOutputs) -> LlguidanceGrammar:
@@ -78,8 +85,18 @@ class GrammarBackend:
         if matcher is None:
             matcher = self._compile(outputs)
             self._keep(outputs, matcher)
-        drafts = outputs.num_bytes <= MAX_DRAFTED_FORM_BYTES
-        return LlguidanceGrammar(self, outputs, matcher.deep_copy(), drafts)
+        return LlguidanceGrammar(self, outputs, matcher.deep_copy(), forces_little(outputs))
+
+    @property
+    def num_cached_forms(self) -> int:
+        """Compiled forms that are kept."""
+        return len(self._cache)
+
+    def forget(self, outputs: StructuredOutputs) -> None:
+        """Compile a form anew for later requests: copies of a matcher share its lexer's limits."""
+        with self._lock:
+            if self._cache.pop(outputs, None) is not None:
+                self._num_cached_bytes -= outputs.num_bytes
 
     def _compile(self, outputs: StructuredOutputs) -> LLMatcher:
         source = grammar_source(outputs)
@@ -106,13 +123,24 @@ class GrammarBackend:
 
     def _keep(self, outputs: StructuredOutputs, matcher: LLMatcher) -> None:
         with self._lock:
+            if outputs in self._cache:
+                return  # compiled twice at once
             self._cache[outputs] = matcher
-            while len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
+            self._num_cached_bytes += outputs.num_bytes
+            while (
+                len(self._cache) > self._cache_size
+                or self._num_cached_bytes > MAX_CACHED_FORM_BYTES
+            ):
+                evicted, _ = self._cache.popitem(last=False)
+                self._num_cached_bytes -= evicted.num_bytes
 
 
 class LlguidanceGrammar:
-    """Implements `grammar.Grammar`."""
+    """Implements `grammar.Grammar`.
+
+    Guesses are tried on a copy: a matcher that meets a limit is of no use any more, and guesses
+    must not end a request that would never have come that far.
+    """
 
     def __init__(
         self, backend: GrammarBackend, outputs: StructuredOutputs, matcher: LLMatcher, drafts: bool
@@ -137,7 +165,10 @@ class LlguidanceGrammar:
     def forced_tokens(self, max_tokens: int) -> list[int]:
         if not self._drafts or self.is_complete:
             return []
-        return self._backend.encoder.encode(self._matcher.compute_ff_bytes(), max_tokens)
+        guess = self._matcher.deep_copy()
+        text = guess.compute_ff_bytes()
+        self._drafts = len(text) <= MAX_FORCED_BYTES and not guess.is_error()
+        return self._backend.encoder.encode(text, max_tokens) if self._drafts else []
 
     def valid_prefix(self, token_ids: Sequence[int]) -> int:
         if self._has_ended or not token_ids:
@@ -146,28 +177,41 @@ class LlguidanceGrammar:
             return int(self.is_complete and token_ids[0] in self._backend.eos_token_ids)
         # An id that no token has would break the matcher.
         known = takewhile(lambda each: each < self._backend.vocab_size, token_ids)
-        return self._matcher.validate_tokens(list(known))
+        return self._matcher.deep_copy().validate_tokens(list(known))
 
     def masks(self, draft_token_ids: Sequence[int]) -> bytes:
-        valid = draft_token_ids[: self.valid_prefix(draft_token_ids)]
-        num_consumed = 0
-        rows = [] if self._has_ended else [self._mask()]
-        for token_id in valid:
+        row_size, num_rows = self._backend.row_size, 1 + len(draft_token_ids)
+        rows = [] if self._has_ended else [self._mask(self._matcher)]
+        if draft_token_ids and rows:
+            rows += self._draft_masks(draft_token_ids)
+        return b"".join(rows) + b"\xff" * row_size * (num_rows - len(rows))
+
+    def _draft_masks(self, draft_token_ids: Sequence[int]) -> list[bytes]:
+        """Rows behind each draft, up to the first that is not allowed or ends the form.
+
+        Where a limit is met nothing is allowed: an output that comes there ends there.
+        """
+        rows: list[bytes] = []
+        guess = self._matcher.deep_copy()
+        for token_id in draft_token_ids[: self.valid_prefix(draft_token_ids)]:
             if token_id in self._backend.eos_token_ids:
                 break
-            num_consumed += self._matcher.try_consume_tokens([token_id])
-            if self._matcher.is_stopped():
+            is_taken = guess.try_consume_tokens([token_id]) == 1
+            if is_taken and guess.is_stopped() and not guess.is_error():
                 break
-            rows.append(self._mask())
-        self._matcher.rollback(num_consumed)
-        unused = b"\xff" * self._backend.row_size * (1 + len(draft_token_ids) - len(rows))
-        return b"".join(rows) + unused
+            try:
+                rows.append(self._mask(guess))
+            except GrammarError:
+                rows.append(b"\x00" * self._backend.row_size)
+                break
+        return rows
 
-    def _mask(self) -> bytes:
-        bits = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise describe(self._outputs, self._matcher.get_error())
-        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+    def _mask(self, matcher: LLMatcher) -> bytes:
+        bits = matcher.compute_bitmask()
+        if matcher.is_error():
+            self._backend.forget(self._outputs)
+            raise describe(self._outputs, matcher.get_error())
+        if matcher.is_stopped() and not matcher.is_accepting():
             raise describe(self._outputs, "NoExtension")
         # The library counts in words of 32 bits.
         return bits[: self._backend.row_size]

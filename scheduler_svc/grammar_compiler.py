@@ -24,6 +24,7 @@ from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import (
     GRAMMAR_MISMATCH,
     GRAMMAR_TIMEOUT,
+    GRAMMAR_TOO_COMPLEX,
     INVALID_GRAMMAR,
     NOT_SERVED,
     Grammar,
@@ -33,6 +34,8 @@ from scheduler_svc.grammar_backend import GrammarBackend
 from scheduler_svc.vocabulary_client import VocabularyClient
 
 MAX_MASK_THREADS = 4
+MASKS_TIMEOUT_S = 20.0
+"""Longest time for the masks of one step; limits of the library end a form long before."""
 _MIN_STACK_BYTES = 64 * 1024 * 1024
 _STACK_BYTES_PER_GRAMMAR_BYTE = 512
 
@@ -63,6 +66,7 @@ class _Job:
     output_token_ids: Sequence[int]
     on_ready: OnReady
     on_failed: OnFailed
+    timeout_s: float | None
 
 
 class GrammarCompiler:
@@ -102,6 +106,8 @@ class GrammarCompiler:
         output_token_ids: Sequence[int],
         on_ready: OnReady,
         on_failed: OnFailed,
+        *,
+        is_resumed: bool = False,
     ) -> None:
         """Make a request's grammar; one of the callbacks is called on the loop, later than this.
 
@@ -111,9 +117,12 @@ class GrammarCompiler:
             output_token_ids: What a resumed request has already; the grammar stands behind it.
             on_ready: Takes the grammar.
             on_failed: Takes the reason why there is none.
+            is_resumed: It was admitted before, so it waits as long as it takes: when a replica
+                comes back, all forms are to be compiled at once, and nobody may be lost by that.
         """
         self.cancel(request_id)
-        job = _Job(structured_outputs, output_token_ids, on_ready, on_failed)
+        timeout_s = None if is_resumed else self._config.grammar_compile_timeout_s
+        job = _Job(structured_outputs, output_token_ids, on_ready, on_failed, timeout_s)
         self._jobs[request_id] = self._tasks.spawn(
             self._run(request_id, job), name=f"grammar-{request_id}"
         )
@@ -129,16 +138,19 @@ class GrammarCompiler:
 
         No grammar may come twice in a call, or be touched until it returns.
         """
+        if not jobs:
+            return []
         # Contiguous shares, so that the answers only need to be put together.
-        share = max(1, -(-len(jobs) // self._num_mask_threads))
+        share = -(-len(jobs) // self._num_mask_threads)
         loop = asyncio.get_running_loop()
-        parts = await asyncio.gather(
-            *(
-                loop.run_in_executor(self._mask_pool, _make_masks, jobs[start : start + share])
-                for start in range(0, len(jobs), share)
-            )
-        )
-        return [masks for part in parts for masks in part]
+        parts = [jobs[start : start + share] for start in range(0, len(jobs), share)]
+        futures = [loop.run_in_executor(self._mask_pool, _make_masks, part) for part in parts]
+        await asyncio.wait(futures, timeout=MASKS_TIMEOUT_S)
+        answers: list[bytes | GrammarError] = []
+        for part, future in zip(parts, futures, strict=True):
+            # A thread that still works holds its grammars: their requests can't go on.
+            answers += future.result() if future.done() else [_too_slow()] * len(part)
+        return answers
 
     async def close(self) -> None:
         """End everything; idempotent. A thread that still compiles ends by itself."""
@@ -148,17 +160,22 @@ class GrammarCompiler:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _make_backend(self, model: GrammarModel) -> None:
-        if not model.eos_token_ids:
+        if not any(token_id < model.vocab_size for token_id in model.eos_token_ids):
             self._refuse("the model has no end-of-sequence token")
             return
-        vocabulary = await self._client.fetch(model.tokenizer_fingerprint, self._on_mismatch)
-        self._backend = await self._in_thread(
-            GrammarBackend,
-            vocabulary,
-            model.vocab_size,
-            model.eos_token_ids,
-            self._config.grammar_cache_size,
-        )
+        try:
+            vocabulary = await self._client.fetch(model.tokenizer_fingerprint, self._on_mismatch)
+            self._backend = await self._in_thread(
+                GrammarBackend,
+                vocabulary,
+                model.vocab_size,
+                model.eos_token_ids,
+                self._config.grammar_cache_size,
+            )
+        except Exception as exc:
+            log.error("vocabulary_failed", exc_info=exc)
+            self._refuse("the model's vocabulary can't be used")
+            return
         self._settled.set()
         log.info("structured_outputs_ready", num_tokens=len(vocabulary.token_bytes))
 
@@ -176,7 +193,7 @@ class GrammarCompiler:
     async def _run(self, request_id: str, job: _Job) -> None:
         grammar: Grammar | None = None
         try:
-            async with asyncio.timeout(self._config.grammar_compile_timeout_s):
+            async with asyncio.timeout(job.timeout_s):
                 grammar = await self._make(job)
         except TimeoutError:
             error = self._timeout_error()
@@ -216,6 +233,12 @@ class GrammarCompiler:
         return GrammarError(
             GRAMMAR_TIMEOUT, f"structured_outputs: {problem} within {timeout_s:g} s"
         )
+
+
+def _too_slow() -> GrammarError:
+    return GrammarError(
+        GRAMMAR_TOO_COMPLEX, f"structured_outputs: a step took more than {MASKS_TIMEOUT_S:g} s"
+    )
 
 
 def _not_served(problem: str) -> GrammarError:

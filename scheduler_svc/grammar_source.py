@@ -48,7 +48,12 @@ _QUOTED = re.compile(
 )
 _NAME = re.compile(r"\w+")
 _LIMIT = re.compile(r"\b(limits?|fuel|too (many|big|complex|large|deeply)|max is)\b")
+# What a message quotes is the client's own.
+_QUOTES = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|(?<=: )\w+$|#/\S+")
 _MAX_MESSAGE_CHARS = 300
+_MINIMUM = re.compile(r'"min(?:Length|Items|Properties)"\s*:\s*(\d+)')
+MAX_FORCED_FORM_BYTES = 16_384
+"""Upper bound of the text that a form may force to have it drafted."""
 
 
 def grammar_source(outputs: StructuredOutputs) -> str:
@@ -70,6 +75,26 @@ def grammar_source(outputs: StructuredOutputs) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark + _NO_FORCING}]})
 
 
+def forces_little(outputs: StructuredOutputs) -> bool:
+    """Whether the text that the form forces anywhere is surely short.
+
+    Text that must follow is found in one go, on the event loop, however long it is, and a long one
+    uses up limits that all requests of the form share. Repetition and references make a small form
+    force much: of n references, 3^(n / 3) copies at most.
+    """
+    if outputs.grammar is not None:
+        return False
+    if outputs.regex is not None:
+        return "{" not in outputs.regex
+    text = outputs.json_schema or ""
+    if len(text) > MAX_FORCED_FORM_BYTES or "pattern" in text:
+        return False
+    num_copies = 3 ** (text.count("$ref") / 3)
+    for least in _MINIMUM.findall(text):
+        num_copies *= int(least[:6]) + 1
+    return outputs.num_bytes * num_copies <= MAX_FORCED_FORM_BYTES
+
+
 def describe(outputs: StructuredOutputs, error: str) -> GrammarError:
     """Return the library's message on a form as an error for the client."""
     lines = [line.removesuffix("<non-verbose/>").strip() for line in error.splitlines()]
@@ -82,10 +107,7 @@ def describe(outputs: StructuredOutputs, error: str) -> GrammarError:
         text = re.sub(
             r'^(failed to compile JSON schema: |invalid regex ".*" \(in regex\): )', "", text
         )
-    is_limit = (
-        re.search(r"\b(limits?|fuel|too (many|big|complex|large)|max is)\b", text) is not None
-    )
-    if is_limit:
+    if _LIMIT.search(_QUOTES.sub("", text)):
         return _too_complex(_kind(outputs))
     if text.startswith("NoExtension"):
         text = "no output can have this form"

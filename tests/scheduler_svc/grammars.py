@@ -65,6 +65,7 @@ class GrammarJob:
     output_token_ids: list[int]
     on_ready: OnReady
     on_failed: OnFailed
+    is_resumed: bool
 
 
 class FakeGrammars(GrammarCompiler):
@@ -76,6 +77,10 @@ class FakeGrammars(GrammarCompiler):
         self.jobs: dict[str, GrammarJob] = {}
         self.cancelled: list[str] = []
         self._changed = asyncio.Event()
+        self.in_masks = asyncio.Event()
+        """Set while masks are being made."""
+        self.go_on = asyncio.Event()
+        self.go_on.set()
 
     def open(self, model: GrammarModel) -> None:
         self.models.append(model)
@@ -87,8 +92,10 @@ class FakeGrammars(GrammarCompiler):
         output_token_ids: Sequence[int],
         on_ready: OnReady,
         on_failed: OnFailed,
+        *,
+        is_resumed: bool = False,
     ) -> None:
-        self.jobs[request_id] = GrammarJob(list(output_token_ids), on_ready, on_failed)
+        self.jobs[request_id] = GrammarJob(list(output_token_ids), on_ready, on_failed, is_resumed)
         self._changed.set()
 
     async def wait_started(self, request_id: str) -> None:
@@ -107,7 +114,9 @@ class FakeGrammars(GrammarCompiler):
         self.cancelled.append(request_id)
 
     async def masks(self, jobs: Sequence[MaskJob]) -> list[bytes | GrammarError]:
-        await asyncio.sleep(0)
+        self.in_masks.set()
+        await self.go_on.wait()
+        self.in_masks.clear()
         return [_masks_or_error(grammar, drafts) for grammar, drafts in jobs]
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, Grammar, GrammarError
-from scheduler_svc.grammar_backend import MAX_DRAFTED_FORM_BYTES, GrammarBackend
+from scheduler_svc.grammar_backend import MAX_CACHED_FORM_BYTES, GrammarBackend
+from scheduler_svc.grammar_source import MAX_FORCED_FORM_BYTES
 from tests.json_schemas import make_cases
 from tests.scheduler_svc.vocabularies import (
     BOS,
@@ -31,6 +32,12 @@ from tests.scheduler_svc.vocabularies import (
 )
 
 MAX_WALK = 3000
+# Each rule says the next one ten times.
+LAUGHS = "start: a\n" + "\n".join(
+    f"{rule}: {' '.join([following] * 10)}"
+    for rule, following in zip("abcde", "bcdef", strict=True)
+)
+LAUGHS += '\nf: "ha"\n'
 EVERYTHING = set(range(ROW_SIZE * 8))
 
 
@@ -205,10 +212,64 @@ def test_the_model_may_cut_forced_text_as_it_likes(backend: GrammarBackend) -> N
 
 
 def test_a_long_form_is_followed_and_nothing_is_drafted_for_it(backend: GrammarBackend) -> None:
-    text = "ab" * MAX_DRAFTED_FORM_BYTES
+    text = "ab" * MAX_FORCED_FORM_BYTES
     grammar = backend.compile(StructuredOutputs(choice=(text,)))
     assert grammar.forced_tokens(4) == []
     assert accept_text(grammar, text) and grammar.is_complete
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(regex="a{30000}"),
+        StructuredOutputs(json_schema='{"type": "string", "minLength": 1000, "pattern": "^a*$"}'),
+        StructuredOutputs(json_schema='{"type": "array", "minItems": 9000, "items": {"const": 1}}'),
+        StructuredOutputs(grammar=LAUGHS),
+    ],
+    ids=["regex", "pattern", "items", "lark"],
+)
+def test_drafts_cost_no_request_a_limit(backend: GrammarBackend, form: StructuredOutputs) -> None:
+    grammar = backend.compile(form)
+    for _ in range(40):
+        grammar.forced_tokens(16)
+        token_id = min(allowed(grammar))
+        grammar.valid_prefix([token_id] * 8)
+        grammar.masks([token_id] * 8)
+        assert grammar.accept(token_id)
+
+
+def test_a_grammar_of_endless_readings_meets_its_limit_soon(backend: GrammarBackend) -> None:
+    grammar = backend.compile(StructuredOutputs(grammar='start: s\ns: s s | "a"'))
+    long_token = max(allowed(grammar), key=lambda token_id: len(TOKENS[token_id]))
+    num_bytes = 0
+    with pytest.raises(GrammarError) as caught:
+        while num_bytes < 10_000:
+            taken = grammar.accept(long_token)
+            num_bytes += len(TOKENS[long_token])
+            grammar.masks(())
+            assert taken
+    assert caught.value.reason == GRAMMAR_TOO_COMPLEX
+    assert num_bytes <= 200
+
+
+def test_a_form_that_met_a_limit_is_compiled_anew(backend: GrammarBackend) -> None:
+    form = StructuredOutputs(grammar='start: s\ns: s s | "a"')
+    for _ in range(2):
+        grammar = backend.compile(form)
+        with pytest.raises(GrammarError):
+            for _ in range(1000):
+                grammar.accept(token("a"))
+                grammar.masks(())
+
+
+def test_compiled_forms_are_bounded_by_size() -> None:
+    backend = make_backend(cache_size=1000)
+    text = "x" * (MAX_CACHED_FORM_BYTES // 4)
+    compiled = [
+        backend.compile(StructuredOutputs(choice=(f"{number}{text}",))) for number in range(5)
+    ]
+    assert len(compiled) == 5
+    assert backend.num_cached_forms < 5
 
 
 def test_many_choices_are_told_apart(backend: GrammarBackend) -> None:

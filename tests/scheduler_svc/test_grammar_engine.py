@@ -107,6 +107,47 @@ async def test_a_row_that_ended_before_its_masks_gets_none():
     assert engine.executor.masks[id(engine.executor.steps[1])] == {}
 
 
+async def test_a_mask_error_of_a_request_that_ended_is_nobody_elses():
+    async with running() as engine:
+        engine.grammars.go_on.clear()
+        request_id, _ = engine.add()
+        grammar = TextGrammar(text())
+        grammar.mask_error = GrammarError(GRAMMAR_TOO_COMPLEX, "too much")
+        engine.make_ready(request_id, grammar)
+        await engine.grammars.in_masks.wait()
+        # Its client comes again, with another request of the same id.
+        engine.core.detach(engine.client_id, [request_id])
+        engine.client_id = engine.core.attach(engine.client)
+        engine.add(request_id=request_id, structured_outputs=None)
+        engine.grammars.go_on.set()
+        await engine.client.wait_finished(request_id)
+    assert engine.client.finished[request_id].reason is FinishReason.LENGTH
+    assert engine.client.token_ids[request_id] == text()
+
+
+@pytest.mark.parametrize("what", ["abort", "reset", "lose"])
+async def test_nothing_breaks_while_masks_are_made(what):
+    async with running() as engine:
+        engine.grammars.go_on.clear()
+        request_id, _ = engine.add()
+        engine.make_ready(request_id, TextGrammar(text(6)))
+        await engine.grammars.in_masks.wait()
+        if what == "abort":
+            engine.core.finish_requests([request_id])
+        elif what == "reset":
+            engine.core.reset_prefix_cache(reset_running_requests=True)
+        else:
+            engine.executor.lose()
+        engine.grammars.go_on.set()
+        await engine.client.wait_finished(request_id)
+        other, _ = engine.add(structured_outputs=None)
+        await engine.client.wait_finished(other)
+    assert engine.client.token_ids[other] == text()
+    if what != "abort":
+        assert engine.client.token_ids[request_id] == text(6)
+        assert engine.client.finished[request_id].reason is FinishReason.STOP
+
+
 async def test_a_bad_grammar_ends_its_request_alone():
     async with running() as engine:
         request_id, _ = engine.add()
@@ -153,7 +194,8 @@ async def test_a_form_that_is_too_long_is_refused_at_once():
 async def test_a_resumed_request_brings_its_output_to_its_grammar():
     async with running() as engine:
         request_id, _ = engine.add(output_token_ids=text(2), is_resumed=True)
-        assert engine.grammars.jobs[request_id].output_token_ids == text(2)
+        job = engine.grammars.jobs[request_id]
+        assert (job.output_token_ids, job.is_resumed) == (text(2), True)
         grammar = TextGrammar(text(4))
         grammar.num_accepted = 2
         engine.make_ready(request_id, grammar)
