@@ -10,11 +10,12 @@ import ctypes
 from pathlib import Path
 
 from pagewire.engine_config import CacheConfig
+from worker_svc.memory_profile import cpu_kv_bytes
 
 DEFAULT_LIMIT_BYTES = 2**30
 """Most that is taken unasked: enough for many long contexts, and a laptop keeps its memory."""
 FREE_SHARE = 0.5
-"""Share of the free memory that is taken unasked; activations need some of the rest."""
+"""Share of what weights and a largest step leave that is taken unasked: others live there too."""
 _CGROUP = Path("/sys/fs/cgroup")
 # Limit, use, and the key in the statistics of what the kernel gives back before it runs out: file
 # pages that were not used lately, such as those of weights that were read. Version 2, then 1.
@@ -29,16 +30,22 @@ _CGROUP_FILES = (
 )
 
 
-def available_kv_bytes(cache: CacheConfig, num_workers: int = 1) -> int:
+def available_kv_bytes(cache: CacheConfig, activation_bytes: int = 0, num_workers: int = 1) -> int:
     """Bytes for the KV cache of one worker under `cache`.
 
     Args:
         cache: What is asked for.
+        activation_bytes: What a largest step takes beside weights and KV.
         num_workers: Those that take their share of the free memory at the same time.
     """
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    return min(DEFAULT_LIMIT_BYTES, int(free_memory_bytes() * FREE_SHARE / num_workers))
+    return cpu_kv_bytes(
+        free_memory_bytes(),
+        activation_bytes * num_workers,
+        FREE_SHARE / num_workers,
+        DEFAULT_LIMIT_BYTES,
+    )
 
 
 def free_memory_bytes(cgroup: Path = _CGROUP) -> int:

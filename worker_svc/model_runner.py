@@ -14,6 +14,7 @@ import torch
 
 from pagewire.engine_config import EngineConfig
 from pagewire.model_source import ModelFormat, resolve_model
+from worker_svc.activation_profile import activation_bytes
 from worker_svc.attention.base import AttentionBackend, AttentionMetadata
 from worker_svc.attention.selector import make_attention_backend
 from worker_svc.attention.torch_backend import MIN_GEMM_ROWS
@@ -21,6 +22,7 @@ from worker_svc.cpu_memory import available_kv_bytes
 from worker_svc.dtypes import select_dtype
 from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.input_batch import InputBatch, StepInputs
+from worker_svc.memory_profile import LargestStep
 from worker_svc.models.base import CausalModel
 from worker_svc.models.build import BuiltModel, build_model
 from worker_svc.parallel.groups import ALONE, ParallelGroups
@@ -51,6 +53,8 @@ class ModelRunner:
         self._groups = groups
         self._tokens = PipelineTokens(groups) if groups.layout.pp_size > 1 else None
         self._loaded: _LoadedModel | None = None
+        self._activation_bytes = 0
+        """What a largest step takes; 0: not measured."""
         self._batch: InputBatch | None = None
 
     def load(self, progress: ProgressCallback) -> ModelInfo:
@@ -60,6 +64,18 @@ class ModelRunner:
         _check_load_format(self._config.load.load_format, model.format)
         source = open_weights(model)
         self._loaded = _LoadedModel.from_source(source, self._config, progress, self._groups)
+        is_sized = self._config.cache.kv_cache_memory_bytes is not None
+        if self._activation_bytes == 0 and not is_sized:
+            progress("profile_memory", 0.0)
+            # The other ranks may still load, or have measured already.
+            with self._groups.rehearsing():
+                self._activation_bytes = activation_bytes(
+                    self._loaded,
+                    LargestStep.of(self._config),
+                    self._config.cache.block_size,
+                    self._loaded.info.max_model_len,
+                    samples=self._groups.layout.is_last_stage,
+                )
         return self._loaded.info
 
     def kv_bytes_per_block(self, block_size: int) -> int:
@@ -68,7 +84,8 @@ class ModelRunner:
 
     def available_kv_bytes(self) -> int:
         self._require_loaded()
-        return available_kv_bytes(self._config.cache, self._groups.num_ranks_here)
+        num_ranks = self._groups.num_ranks_here
+        return available_kv_bytes(self._config.cache, self._activation_bytes, num_ranks)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         loaded = self._require_loaded()
