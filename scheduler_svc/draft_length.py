@@ -6,8 +6,8 @@ wrong guesses make drafts fewer and then pause them, right ones bring them back.
 
 from __future__ import annotations
 
-MAX_PAUSE_TOKENS = 127
-"""Bound of the doubling pause; half of it is the longest pause, in output tokens."""
+MAX_PAUSE_TOKENS = 63
+"""Longest pause after steps whose drafts were all wrong, in output tokens."""
 
 
 class DraftLength:
@@ -20,7 +20,7 @@ class DraftLength:
     def __init__(self, most: int) -> None:
         self._most = most
         self._length = most
-        self._pause = 0
+        self._next_pause = 0
         self._resumes_at = 0
 
     def limit(self, num_output_tokens: int) -> int:
@@ -41,7 +41,7 @@ class DraftLength:
             self._length = num_accepted + 1
         else:
             self._length = max(1, self._length // 2)
-            self._pause = min(2 * self._pause + 1, MAX_PAUSE_TOKENS)
-            self._resumes_at = num_output_tokens + self._pause // 2
+            self._resumes_at = num_output_tokens + self._next_pause
+            self._next_pause = min(2 * self._next_pause + 1, MAX_PAUSE_TOKENS)
         if num_accepted:
-            self._pause = 0
+            self._next_pause = 0

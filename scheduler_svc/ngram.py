@@ -11,6 +11,10 @@ from collections.abc import Sequence
 
 MAX_CANDIDATES = 16
 """Earlier places that one lookup compares, latest first."""
+MAX_INDEXED_TOKENS = 32_768
+"""Tokens before the first lookup that are looked at: those further back are not found."""
+MAX_INDEXED_AT_ONCE = 4096
+"""Tokens that one lookup adds to the index, so that a long prompt costs no step its time."""
 _NOWHERE = -1
 
 
@@ -25,6 +29,8 @@ class NgramIndex:
             raise ValueError(f"runs of {shortest} to {longest} tokens: must be 1 <= min <= max")
         self._shortest = shortest
         self._longest = longest
+        self._first = _NOWHERE
+        """Where the index begins."""
         self._last_end: dict[int, int] = {}
         # By position: where the run that ends there ended before.
         self._end_before = array("q")
@@ -49,9 +55,12 @@ class NgramIndex:
         return [token_ids[end + 1 + index % period] for index in range(max_tokens)]
 
     def _extend(self, token_ids: Sequence[int]) -> None:
-        """Index every run but the last one, which is what is looked for."""
+        """Index runs up to the last one, which is what is looked for."""
         last_end, end_before, shortest = self._last_end, self._end_before, self._shortest
-        for end in range(len(end_before), len(token_ids) - 1):
+        if self._first == _NOWHERE:
+            self._first = max(0, len(token_ids) - MAX_INDEXED_TOKENS)
+        start = self._first + len(end_before)
+        for end in range(start, min(len(token_ids) - 1, start + MAX_INDEXED_AT_ONCE)):
             key = hash(tuple(token_ids[max(0, end + 1 - shortest) : end + 1]))
             end_before.append(last_end.get(key, _NOWHERE))
             last_end[key] = end
@@ -67,7 +76,7 @@ class NgramIndex:
             length = self._common_length(token_ids, end)
             if length > best_length:
                 best_end, best_length = end, length
-            end = self._end_before[end]
+            end = self._end_before[end - self._first]
         return best_end
 
     def _common_length(self, token_ids: Sequence[int], end: int) -> int:

@@ -99,6 +99,19 @@ class LogprobRows:
     top_token_ids: list[int]
     top_logprobs: list[float]
 
+    def first(self, num_tokens: int) -> LogprobRows:
+        """The rows of the first tokens."""
+        if num_tokens >= len(self.logprobs):
+            return self
+        num_top = sum(self.top_counts[:num_tokens])
+        return LogprobRows(
+            logprobs=self.logprobs[:num_tokens],
+            ranks=self.ranks[:num_tokens],
+            top_counts=self.top_counts[:num_tokens],
+            top_token_ids=self.top_token_ids[:num_top],
+            top_logprobs=self.top_logprobs[:num_top],
+        )
+
     def extend(self, later: LogprobRows) -> None:
         """Append the rows of later tokens."""
         self.logprobs += later.logprobs
@@ -167,7 +180,7 @@ class FinishedRequest:
             eos_token_id=stop.eos_token_id,
             stop_token_id=stop.stop_token_id,
             error_reason=stop.error_reason,
-            message=message,
+            message=message or stop.message,
         )
 
     def error(self) -> PagewireError:
@@ -227,7 +240,7 @@ class EngineCoreOutputs:
         *,
         is_first: bool,
     ) -> None:
-        """Append new tokens of a request with the logprobs that came with them.
+        """Append new tokens of a request, if it has any, with the logprobs that came with them.
 
         Args:
             request_id: The request.
@@ -236,8 +249,11 @@ class EngineCoreOutputs:
             row: The request's row there.
             is_first: It had no token before: only then has it not got its prompt logprobs yet.
         """
+        if not token_ids:
+            return
         if row in result.logprobs:
-            self.logprobs[len(self.request_ids)] = result.logprobs[row]
+            # The worker drew more where an end came among drafts that were right.
+            self.logprobs[len(self.request_ids)] = result.logprobs[row].first(len(token_ids))
         if is_first and row in result.prompt_logprobs:
             self.prompt_logprobs[len(self.request_ids)] = result.prompt_logprobs[row]
         self.request_ids.append(request_id)

@@ -93,6 +93,7 @@ class Request:
         "block_hashes",
         "client_id",
         "core_request",
+        "deferral",
         "drafts",
         "dropped_through_step",
         "first_scheduled_time_s",
@@ -130,6 +131,8 @@ class Request:
         """Where the output stands in the form that it must have; None: it may be anything."""
         self.awaits_grammar = core_request.sampling_params.structured_outputs is not None
         """It has a form that is not compiled yet, so no step may have it."""
+        self.deferral = 0
+        """The waiting queue's: how many were deferred up to this one."""
         self.drafts: RequestDrafts | None = None
         """Whence guesses come; None: it is not drafted for."""
         self.added_time_s = now_s

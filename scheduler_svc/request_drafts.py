@@ -25,6 +25,7 @@ class RequestDrafts:
         self._guessed = DraftLength(0 if drafter is None else drafter.max_drafts)
         self._forced = DraftLength(MAX_FORCED_DRAFTS)
         self._last_used = self._guessed
+        self._is_held = False
 
     def propose(
         self,
@@ -57,6 +58,17 @@ class RequestDrafts:
                 drafts = drafts[: self._grammar.valid_prefix(drafts)]
         return drafts
 
+    def hold(self, is_held: bool) -> bool:
+        """Note whether the request gives up its overlap for drafts behind the token under way."""
+        self._is_held |= is_held
+        return is_held
+
+    def end_hold(self, num_output_tokens: int) -> None:
+        """Note that there are no drafts: overlap given up for them counts as a wrong one."""
+        if self._is_held:
+            self.record(1, 0, num_output_tokens)
+
     def record(self, num_drafts: int, num_accepted: int, num_output_tokens: int) -> None:
         """Take in what the last guesses came to."""
+        self._is_held = False
         self._last_used.record(num_drafts, num_accepted, num_output_tokens)

@@ -27,6 +27,7 @@ class RequestQueue(ABC):
         self.num_tokens = 0
         """Prompt tokens of all waiting requests together, deferred ones included."""
         self.deferred: dict[str, Request] = {}
+        self._num_deferrals = 0
 
     @property
     def num_waiting(self) -> int:
@@ -38,12 +39,14 @@ class RequestQueue(ABC):
         self.remove(request)
         self.deferred[request.request_id] = request
         self.num_tokens += request.num_prompt_tokens
+        self._num_deferrals += 1
+        request.deferral = self._num_deferrals
 
     def restore(self, request: Request) -> None:
         """Let a request be admitted again, if it was deferred."""
         if self.deferred.pop(request.request_id, None) is not None:
             self.num_tokens -= request.num_prompt_tokens
-            self.prepend(request)
+            self.readmit(request)
 
     def discard(self, request: Request) -> None:
         """Take out a request that waits, deferred or not."""
@@ -58,7 +61,11 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def prepend(self, request: Request) -> None:
-        """Queue a request that was just preempted, or that was deferred."""
+        """Queue a request that was just preempted."""
+
+    @abstractmethod
+    def readmit(self, request: Request) -> None:
+        """Queue a request that was deferred, in its place among those that were, too."""
 
     @abstractmethod
     def peek(self) -> Request:
@@ -89,13 +96,16 @@ class RequestQueue(ABC):
 class FCFSRequestQueue(RequestQueue):
     """First come, first served; what was admitted before goes before what was not.
 
-    Two lanes, each linked and keyed by id so that aborts need no search: preempted and resumed
-    requests in the first, new ones in the second.
+    Lanes, each linked and keyed by id so that aborts need no search: preempted and resumed requests
+    in the first, new ones in the last. Between them are those that came to the head before and
+    were deferred; they go in that order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._admitted_before: OrderedDict[str, Request] = OrderedDict()
+        self._deferred_before: dict[str, Request] = {}
+        self._order: list[tuple[int, str]] = []
         self._new: OrderedDict[str, Request] = OrderedDict()
 
     def add(self, request: Request) -> None:
@@ -108,30 +118,47 @@ class FCFSRequestQueue(RequestQueue):
         self._admitted_before.move_to_end(request.request_id, last=False)
         self.num_tokens += request.num_prompt_tokens
 
+    def readmit(self, request: Request) -> None:
+        self._deferred_before[request.request_id] = request
+        heappush(self._order, (request.deferral, request.request_id))
+        self.num_tokens += request.num_prompt_tokens
+
     def peek(self) -> Request:
-        for lane in (self._admitted_before, self._new):
-            if lane:
-                return next(iter(lane.values()))
+        if self._admitted_before:
+            return next(iter(self._admitted_before.values()))
+        while self._order:
+            deferral, request_id = self._order[0]
+            request = self._deferred_before.get(request_id)
+            if request is not None and request.deferral == deferral:
+                return request
+            heappop(self._order)
+        if self._new:
+            return next(iter(self._new.values()))
         raise IndexError("no request is waiting")
 
     def remove(self, request: Request) -> None:
-        lane = self._new if request.request_id in self._new else self._admitted_before
-        del lane[request.request_id]
+        del self._lane_of(request)[request.request_id]
         self.num_tokens -= request.num_prompt_tokens
 
     def pick_victim(self, running: Sequence[Request]) -> Request:
         return running[-1]
 
     def __len__(self) -> int:
-        return len(self._admitted_before) + len(self._new)
+        return len(self._admitted_before) + len(self._deferred_before) + len(self._new)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._admitted_before.values()
+        yield from sorted(self._deferred_before.values(), key=attrgetter("deferral"))
         yield from self._new.values()
 
     def __contains__(self, request: Request) -> bool:
-        lane = self._new if request.request_id in self._new else self._admitted_before
-        return lane.get(request.request_id) is request
+        return self._lane_of(request).get(request.request_id) is request
+
+    def _lane_of(self, request: Request) -> dict[str, Request]:
+        for lane in (self._new, self._deferred_before):
+            if request.request_id in lane:
+                return lane
+        return self._admitted_before
 
 
 _Key = tuple[int, float, str]
@@ -156,6 +183,9 @@ class PriorityRequestQueue(RequestQueue):
         self.num_tokens += request.num_prompt_tokens
 
     def prepend(self, request: Request) -> None:
+        self.add(request)
+
+    def readmit(self, request: Request) -> None:
         self.add(request)
 
     def peek(self) -> Request:

@@ -75,7 +75,7 @@ class Scheduler:
         self._preempted_req_ids: list[str] = []
         self._newly_scheduled: list[Request] = []
         self._suspects = Suspects()
-        self._speculation = Speculation(drafter, self.kv_cache, limits.vocab_size)
+        self._speculation = Speculation(drafter, self.kv_cache, limits)
         self._num_grammars = 0
         self._step = 0
         self._num_preemptions = 0
@@ -365,7 +365,8 @@ class Scheduler:
                 continue
             num_new = min(self._num_pending_tokens(request), plan.token_budget)
             if num_new == 1 and request.drafts is not None:
-                num_new = 0 if self._speculation.plan_row(request, plan) else 1
+                num_behind = len(running) - index - 1
+                num_new = 0 if self._speculation.plan_row(request, plan, num_behind) else 1
             if num_new > 0:
                 num_preempted = len(plan.preempted_req_ids)
                 block_ids = self._allocate_or_preempt(request, num_new, plan)

@@ -17,6 +17,7 @@ from pagewire.sampling_params import SamplingParams
 from scheduler_svc.drafter import Drafter
 from scheduler_svc.grammar import Grammar
 from scheduler_svc.kv_cache_manager import KVCacheManager
+from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.request import Request, RequestStatus
 from scheduler_svc.request_drafts import RequestDrafts
 from scheduler_svc.step_plan import StepPlan
@@ -47,11 +48,14 @@ def can_verify(params: SamplingParams) -> bool:
 class Speculation:
     """The drafts of one engine."""
 
-    def __init__(self, drafter: Drafter | None, kv_cache: KVCacheManager, vocab_size: int) -> None:
+    def __init__(
+        self, drafter: Drafter | None, kv_cache: KVCacheManager, limits: SchedulerLimits
+    ) -> None:
         self.stats = SpeculationStats()
         self._drafter = drafter
         self._kv_cache = kv_cache
-        self._max_masked_drafts = MAX_DRAFT_MASK_BYTES // (vocab_size // 8 + 1)
+        self._max_drafts_a_step = limits.max_num_batched_tokens // 2
+        self._max_masked_drafts = MAX_DRAFT_MASK_BYTES // (limits.vocab_size // 8 + 1)
 
     def begin(self, params: SamplingParams, grammar: Grammar | None) -> RequestDrafts | None:
         """Return the drafts of a request; None if there will never be any."""
@@ -59,12 +63,17 @@ class Speculation:
             return None
         return RequestDrafts(self._drafter, grammar)
 
-    def plan_row(self, request: Request, plan: StepPlan) -> bool:
+    def plan_row(self, request: Request, plan: StepPlan, num_behind: int) -> bool:
         """Plan the last token of a request together with drafts, if any are worth it.
 
         They never cost anybody a block: what does not fit without preempting is left out. While the
         request's next token is under way nothing can be drafted behind it; then this step passes
         over it, if guesses reach beyond that token.
+
+        Args:
+            request: The next one in the running list.
+            plan: The step so far.
+            num_behind: Running requests behind it in the list.
 
         Returns:
             Whether nothing else is to be planned for the request in this step.
@@ -73,10 +82,7 @@ class Speculation:
         num_known = request.num_tokens + request.num_output_placeholders
         if request.num_computed_tokens != num_known - 1:
             return False  # a chunk of a prefill that happens to be one token
-        num_left = request.stop_rules.max_total_tokens - request.num_tokens - 1
-        max_tokens = min(plan.token_budget - 1, num_left)
-        if request.grammar is not None:
-            max_tokens = min(max_tokens, self._max_masked_drafts - plan.num_masked_drafts)
+        max_tokens = self._max_drafts(request, plan, num_behind)
         if drafts is None or max_tokens < 1:
             return False
         num_under_way = request.num_output_placeholders
@@ -84,16 +90,28 @@ class Speculation:
             request.all_token_ids, request.num_output_tokens, max_tokens, num_under_way
         )
         if num_under_way:
-            return len(token_ids) > num_under_way
+            return drafts.hold(len(token_ids) > num_under_way)
         if not token_ids:
+            drafts.end_hold(request.num_output_tokens)
             return False
         block_ids = self._kv_cache.allocate_slots(request, 1 + len(token_ids))
         if block_ids is None:
             return False
         plan.add_cached(request, 1 + len(token_ids), block_ids, token_ids)
-        if request.grammar is not None:
-            plan.num_masked_drafts += len(token_ids)
         return True
+
+    def _max_drafts(self, request: Request, plan: StepPlan, num_behind: int) -> int:
+        """Most drafts of a row: what others surely leave over.
+
+        A token is kept for each request behind, half of the step for prefills.
+        """
+        num_left = request.stop_rules.max_total_tokens - request.num_tokens - 1
+        num_spare = min(
+            plan.token_budget - 1 - num_behind, self._max_drafts_a_step - plan.num_drafts
+        )
+        if request.grammar is not None:
+            num_spare = min(num_spare, self._max_masked_drafts - plan.num_masked_drafts)
+        return min(num_left, num_spare)
 
     def settle_row(self, request: Request, token_ids: Sequence[int], num_sampled: int) -> None:
         """Take in how many drafts were right; before the new tokens are appended.

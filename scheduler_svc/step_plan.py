@@ -26,6 +26,7 @@ class StepPlan:
     preempted_req_ids: list[str] = field(default_factory=list)
     drafts: dict[str, Sequence[int]] = field(default_factory=dict)
     """By request id: the last tokens of those that are in the row."""
+    num_drafts: int = 0
     num_masked_drafts: int = 0
     """Of requests with a grammar: each is one mask more in the step's frame."""
 
@@ -38,6 +39,7 @@ class StepPlan:
     ) -> None:
         if drafts:
             self.drafts[request.request_id] = drafts
+            self._count_drafts(request, len(drafts))
         self.token_budget -= num_new
         self.requests.append(request)
         self.num_scheduled_tokens.append(num_new)
@@ -54,9 +56,14 @@ class StepPlan:
         row = self.requests.index(request)
         for column in (self.requests, self.cached_req_ids, self.new_block_ids):
             del column[row]
-        self.drafts.pop(request.request_id, None)
+        self._count_drafts(request, -len(self.drafts.pop(request.request_id, ())))
         self.token_budget += self.num_scheduled_tokens.pop(row)
         return True
+
+    def _count_drafts(self, request: Request, num_drafts: int) -> None:
+        self.num_drafts += num_drafts
+        if request.grammar is not None:
+            self.num_masked_drafts += num_drafts
 
     def add_new(self, request: Request, num_new: int, data: NewRequestData) -> None:
         self.token_budget -= num_new

@@ -43,6 +43,8 @@ class Stop:
     """vLLM's `stop_reason`: set for stop token ids, not for end-of-sequence tokens."""
     error_reason: str = "REQUEST_FAILED"
     """Machine-readable, if `reason` is ERROR."""
+    message: str = ""
+    """For the client, if `reason` is ERROR."""
 
 
 LENGTH_STOP = Stop(FinishReason.LENGTH)

@@ -32,6 +32,10 @@ class VocabularyError(Exception):
     """This tokenizer is of no use; the message says why, for the log."""
 
 
+class OtherVocabularyError(VocabularyError):
+    """It has another vocabulary than the model."""
+
+
 class VocabularyClient:
     """Belongs to one event loop."""
 
@@ -64,7 +68,7 @@ class VocabularyClient:
                     problems[target] = f"{error.code().name}: {error.details()}"
                 except VocabularyError as error:
                     problems[target] = str(error)
-                    num_mismatches += 1
+                    num_mismatches += isinstance(error, OtherVocabularyError)
             # A tokenizer that still loads is no reason to worry anybody.
             is_worth_a_warning = num_mismatches > 0 or backoff_s >= MAX_BACKOFF_S
             if problems != last_problems and is_worth_a_warning:
@@ -80,7 +84,8 @@ async def fetch_vocabulary(target: str, fingerprint: str) -> Vocabulary:
     """Fetch the vocabulary of one tokenizer, if it is the model's.
 
     Raises:
-        VocabularyError: It is another one, or what came is none.
+        OtherVocabularyError: It is another one.
+        VocabularyError: What came is none.
         grpc.aio.AioRpcError: The call failed.
     """
     async with open_channel(target, max_message_bytes=_MAX_MESSAGE_BYTES) as channel:
@@ -89,7 +94,7 @@ async def fetch_vocabulary(target: str, fingerprint: str) -> Vocabulary:
             tokenizer_pb2.GetTokenizerInfoRequest(), timeout=INFO_TIMEOUT_S
         )
         if info.fingerprint != fingerprint:
-            raise VocabularyError("it has another vocabulary than the model")
+            raise OtherVocabularyError("it has another vocabulary than the model")
         tokens: list[bytes] = []
         special_token_ids: set[int] = set()
         num_bytes = 0

@@ -174,9 +174,7 @@ def _fits_drafts(counts: Sequence[int], draft_counts: Sequence[int]) -> bool:
 
 
 def _is_sparse(message: worker_pb2.ModelRunnerOutput) -> bool:
-    return bool(
-        message.failed_handles or message.logprob_handles or message.prompt_logprob_handles
-    )
+    return bool(message.failed_handles or message.logprob_handles or message.prompt_logprob_handles)
 
 
 def _decode_errors(

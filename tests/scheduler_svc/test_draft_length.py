@@ -43,8 +43,8 @@ def test_a_pause_is_bounded_and_ends_for_good_with_a_right_draft():
     length = DraftLength(4)
     for _ in range(40):
         length.record(1, 0, 1000)
-    assert length.limit(1000 + MAX_PAUSE_TOKENS // 2 - 1) == 0
-    assert length.limit(1000 + MAX_PAUSE_TOKENS // 2) == 1
+    assert length.limit(1000 + MAX_PAUSE_TOKENS - 1) == 0
+    assert length.limit(1000 + MAX_PAUSE_TOKENS) == 1
     length.record(1, 1, 2000)
     length.record(2, 0, 2001)
     assert length.limit(2001) == 1

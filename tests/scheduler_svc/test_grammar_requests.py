@@ -75,6 +75,24 @@ def test_a_request_comes_back_to_its_place(policy):
     assert last.num_computed_tokens == 0
 
 
+def test_deferred_requests_keep_their_order_behind_what_was_admitted_before():
+    scheduler = make_scheduler(max_num_seqs=1)
+    running = add(scheduler, max_tokens=8, request_id="running")
+    step(scheduler)
+    formed = [add_formed(scheduler, request_id=f"f{number}") for number in range(4)]
+    add(scheduler, request_id="last", max_tokens=1)
+    scheduler.finish_requests([running.request_id])
+    step(scheduler)
+    for request in (formed[2], formed[0], formed[3], formed[1]):
+        scheduler.set_grammar(request.request_id, TextGrammar([5]))
+    preempted = add(scheduler, request_id="resumed", is_resumed=True, max_tokens=1)
+    order = []
+    while scheduler.has_requests:
+        output, _ = step(scheduler, lambda request: 5)
+        order += [new.request_id for new in output.scheduled_new_reqs]
+    assert order == [preempted.request_id, "f0", "f1", "f2", "f3"]
+
+
 def test_a_request_that_ends_while_its_grammar_is_made_leaves_nothing():
     scheduler = make_scheduler()
     formed = add_formed(scheduler)
@@ -167,6 +185,9 @@ def test_a_token_that_the_grammar_refuses_ends_that_request_alone():
     (end,) = outputs[0].finished
     assert (end.request_id, end.reason) == ("formed", FinishReason.ERROR)
     assert end.error_reason == "GRAMMAR_REFUSED"
+    assert "form" in end.error().message
+    assert end.num_output_tokens == 0
+    assert outputs[0].request_ids == ["other"]
     assert other.num_output_tokens == 1
 
 

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_svc.ngram import MAX_CANDIDATES, NgramIndex
+from scheduler_svc.ngram import (
+    MAX_CANDIDATES,
+    MAX_INDEXED_AT_ONCE,
+    MAX_INDEXED_TOKENS,
+    NgramIndex,
+)
 
 
 def propose(token_ids, max_tokens=4, shortest=2, longest=4):
@@ -80,3 +85,14 @@ def test_runs_need_a_length():
         NgramIndex(0, 3)
     with pytest.raises(ValueError, match="1 <= min <= max"):
         NgramIndex(3, 2)
+
+
+def test_a_long_prompt_is_indexed_a_piece_at_a_time_and_not_as_a_whole():
+    text = list(range(MAX_INDEXED_TOKENS + 1000))
+    index = NgramIndex(2, 4)
+    recent, old = text[-50:-48], text[500:502]
+    num_lookups = 0
+    while index.propose([*text, *recent], 2) != text[-48:-46]:
+        num_lookups += 1
+    assert num_lookups == MAX_INDEXED_TOKENS // MAX_INDEXED_AT_ONCE - 1
+    assert index.propose([*text, *recent, *old], 2) == []

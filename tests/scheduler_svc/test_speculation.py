@@ -4,7 +4,7 @@ import pytest
 
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.drafter import NgramDrafter
-from scheduler_svc.output import ModelRunnerOutput, RowError
+from scheduler_svc.output import LogprobRows, ModelRunnerOutput, RowError
 from scheduler_svc.request import RequestStatus
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.speculation import can_verify
@@ -91,7 +91,7 @@ def test_a_request_whose_token_is_under_way_waits_if_guesses_reach_behind_it():
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_drafts_that_have_become_few_go_on_under_overlap(max_in_flight):
-    # Half of the guesses are wrong, so that one at a time is worth it now and then.
+    # Half of the guesses are wrong, so one at a time is worth it now and then, in any case.
     scheduler = make(KnowingDrafter(4, 50), max_model_len=600, num_blocks=400)
     model = SimModel(400, scheduler.limits.block_size)
     request = add(scheduler, [3, 1, 4, 1, 5], max_tokens=400, ignore_eos=True)
@@ -102,7 +102,34 @@ def test_drafts_that_have_become_few_go_on_under_overlap(max_in_flight):
         output = in_flight.pop(0)
         scheduler.update_from_output(output, model.execute(output))
     assert request.output_token_ids == expected_output([3, 1, 4, 1, 5], 400)
-    assert scheduler.make_stats().num_drafts > 50
+    assert scheduler.make_stats().num_drafts > 10
+
+
+def test_drafts_of_some_leave_every_other_request_its_token():
+    scheduler = make(KnowingDrafter(7, 100), max_num_batched_tokens=16, max_num_seqs=8)
+    model = SimModel(101, 4)
+    requests = [add(scheduler, [number, 2], max_tokens=60, ignore_eos=True) for number in range(8)]
+    while scheduler.has_requests:
+        before = [request.num_output_tokens for request in requests]
+        output = scheduler.schedule(0.0)
+        scheduler.update_from_output(output, model.execute(output))
+        for request, num_before in zip(requests, before, strict=True):
+            assert request.status.is_finished or request.num_output_tokens > num_before
+    assert scheduler.make_stats().num_accepted_tokens > 50
+
+
+def test_drafts_leave_half_of_a_step_for_prompts():
+    scheduler = make(KnowingDrafter(16, 100), max_num_batched_tokens=16, max_num_seqs=4)
+    model = SimModel(101, 4)
+    add(scheduler, [1, 2], max_tokens=90, ignore_eos=True)
+    for _ in range(2):
+        output = scheduler.schedule(0.0)
+        scheduler.update_from_output(output, model.execute(output))
+    other = add(scheduler, 14, max_tokens=3)
+    for _ in range(2):
+        output = scheduler.schedule(0.0)
+        scheduler.update_from_output(output, model.execute(output))
+    assert other.num_output_tokens > 0
 
 
 def test_a_request_without_guesses_overlaps():
@@ -173,6 +200,16 @@ def test_an_end_among_right_drafts_ends_the_output_there():
     assert outputs[0].new_token_ids == [[EOS]]
     assert outputs[0].finished[0].reason is FinishReason.STOP
     assert scheduler.make_stats().kv_cache_usage == 0
+
+
+def test_logprobs_of_tokens_behind_an_end_are_dropped_with_them():
+    scheduler = make()
+    prefilled(scheduler, [1, 2, EOS, 1], first=2, max_tokens=8, logprobs=1)
+    output = scheduler.schedule(0.0)
+    rows = LogprobRows([-1.0, -2.0], [1, 2], [1, 2], [5, 6, 7], [-1.0, -2.0, -3.0])
+    result = ModelRunnerOutput(output.step, [[EOS, 9]], logprobs={0: rows})
+    outputs = scheduler.update_from_output(output, result)
+    assert outputs[0].logprobs == {0: LogprobRows([-1.0], [1], [1], [5], [-1.0])}
 
 
 def test_a_row_that_fails_behind_right_drafts_delivers_them_first():
