@@ -94,7 +94,8 @@ class Sampler:
     def _values(self, rows: BlockedRows, batch: SamplingBatch, places: Ints) -> torch.Tensor:
         """Logits of asking places as the mode wants them; no copy of raw ones was needed."""
         if self._gives_raw:
-            return rows.values(places, self.scratch)
+            is_all = len(places) == len(rows)
+            return rows.logits if is_all else rows.values(places, self.scratch)
         # What tokens were chosen from: divided by the temperature, -inf where dropped.
         scaled = rows.divided(places, batch.temperatures[places])
         lowest = lowest_survivors(scaled, Truncation.of(batch, places), self.scratch)

@@ -42,8 +42,11 @@ class Truncation:
             batch.top_p[places],
         )
 
-    def __len__(self) -> int:
-        return len(self.top_k)
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no row drops anything."""
+        drops = (self.top_k > 0) | (self.top_p < 1.0) | (self.log_min_p > -np.inf)
+        return not drops.any()
 
 
 def lowest_survivors(rows: BlockedRows, truncation: Truncation, scratch: Scratch) -> Float32s:
@@ -55,6 +58,8 @@ def lowest_survivors(rows: BlockedRows, truncation: Truncation, scratch: Scratch
         truncation: Parameters of the rows.
         scratch: Memory to work in.
     """
+    if truncation.keeps_all:
+        return np.full(len(rows), -np.inf, dtype=np.float32)
     maxima: Float32s = rows.maxima.max(axis=1)
     # Without min_p the sum is -inf.
     thresholds: Float32s = (maxima.astype(np.float64) + truncation.log_min_p).astype(np.float32)
