@@ -1,4 +1,4 @@
-"""Whether a KV cache fits into memory, and what to say when it doesn't.
+"""Whether weights and a KV cache fit into memory, and what to say when not.
 
 Owns the checks and their messages; `cpu_memory` reads the numbers. Called by the worker when a
 model is loaded and when the scheduler asks for a KV cache.
@@ -11,6 +11,7 @@ from pagewire.kit.errors import FailedPreconditionError
 MIN_BLOCKS = 2
 """The null block and one that holds tokens."""
 REASON = "KV_CACHE_MEMORY"
+WEIGHTS_REASON = "WEIGHTS_MEMORY"
 
 
 def check_available(available_bytes: int, bytes_per_block: int) -> None:
@@ -23,6 +24,23 @@ def check_available(available_bytes: int, bytes_per_block: int) -> None:
     if available_bytes < needed_bytes:
         advice = "set --kv-cache-memory-bytes higher or --block-size lower"
         raise _too_little(needed_bytes, available_bytes, advice)
+
+
+def check_weights(needed_bytes: int, free_bytes: int) -> None:
+    """Check that weights fit, before memory is taken for them: the kernel would end the process.
+
+    Raises:
+        FailedPreconditionError: They do not; the message says how much is missing.
+    """
+    if needed_bytes > free_bytes:
+        missing_bytes = needed_bytes - free_bytes
+        raise FailedPreconditionError(
+            f"the weights need {_mib(needed_bytes)} and {_mib(free_bytes)} are available: "
+            f"{_mib(missing_bytes)} are missing; set --quantization int8 or int4, or "
+            "--dtype bfloat16, or give the worker more memory",
+            reason=WEIGHTS_REASON,
+            metadata={"needed_bytes": str(needed_bytes), "missing_bytes": str(missing_bytes)},
+        )
 
 
 def check_fits(num_blocks: int, bytes_per_block: int, free_bytes: int) -> None:

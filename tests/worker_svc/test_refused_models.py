@@ -18,6 +18,7 @@ from pagewire.kit.errors import from_rpc_error
 from tests.worker_svc import tiny_models
 from tests.worker_svc.harness import connected, running_worker
 from worker_svc import memory, model_load
+from worker_svc.models import build
 
 WEIGHTS = "model.safetensors"
 
@@ -109,6 +110,15 @@ async def test_a_model_that_cannot_be_loaded(
 ) -> None:
     damage(Path(config.model.model))
     await assert_refused(config, model_load.LOAD_FAILED, text)
+
+
+@pytest.mark.parametrize("model_impl", ["pagewire", "transformers"])
+async def test_too_little_memory_for_the_weights(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, model_impl: Any
+) -> None:
+    monkeypatch.setattr(build, "free_memory_bytes", lambda: 100_000)
+    chosen = replace(config, model=replace(config.model, model_impl=model_impl))
+    await assert_refused(chosen, memory.WEIGHTS_REASON, "are missing", "--quantization")
 
 
 async def test_too_little_memory_for_the_smallest_kv_cache(config: EngineConfig) -> None:

@@ -6,13 +6,16 @@ transformers itself are imported only where they are chosen.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from pagewire.engine_config import ModelConfig
 from pagewire.kit.logs import get_logger
+from worker_svc.cpu_memory import free_memory_bytes
 from worker_svc.layers.linear import quantize_linears
+from worker_svc.memory import check_weights
 from worker_svc.models.base import CausalModel
 from worker_svc.models.config import LlamaConfig, UnsupportedModelError
 from worker_svc.models.registry import Implementation, model_class
@@ -20,6 +23,7 @@ from worker_svc.models.shape import ModelShape, read_implementation, read_shape
 from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.step import ProgressCallback
 from worker_svc.weights.load import load_weights
+from worker_svc.weights.slots import as_slot
 from worker_svc.weights.source import WeightSource
 
 log = get_logger("worker_svc.models.build")
@@ -57,7 +61,11 @@ def build_model(
         if config.quantization != "none":
             quantize_linears(model, config.quantization)
             form += f"\0{config.quantization}"
-        load_weights(model.weight_slots(), source, progress, model.tensor_names())
+        slots = model.weight_slots()
+        # Parameters that are not written yet take no memory.
+        num_bytes = sum(as_slot(slot).target.nbytes for slot in slots.values())
+        check_weights(num_bytes, free_memory_bytes())
+        load_weights(slots, source, progress, model.tensor_names())
         return BuiltModel(model, shape, max_model_len, form)
     if config.quantization != "none":
         raise UnsupportedModelError(
@@ -86,6 +94,8 @@ def _build_with_transformers(
     architecture = implementation.architecture
     if not implementation.is_tested:
         log.warning("architecture_untested", architecture=architecture)
+    num_weights = sum(math.prod(source.shape(name)) for name in source.names())
+    check_weights(num_weights * dtype.itemsize, free_memory_bytes())
     model = TransformersModel.load(source, architecture, max_model_len, dtype, progress)
     form = f"{str(dtype).removeprefix('torch.')}\0{config_form(source.config)}"
     return BuiltModel(model, shape, max_model_len, form)
