@@ -178,8 +178,7 @@ class ExecuteSession:
             self._submit(payload)
         elif isinstance(payload, OpenFrame):
             raise InvalidRequestError("the stream is open already", reason="WRONG_ORDER")
-        elif isinstance(payload, MasksFrame) and self._stopped is None:
-            # After a stop their step may have been dropped.
+        elif isinstance(payload, MasksFrame):
             self._execution.put_masks(payload.masks)
 
     def _submit(self, payload: StepFrame | BadStepFrame) -> None:

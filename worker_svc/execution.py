@@ -20,6 +20,9 @@ from worker_svc.step_executor import StepDone, StepExecutor, StepFailure
 MAX_QUEUED_STEPS = 16
 """A scheduler keeps at most pipeline_parallel_size + 1 steps in flight."""
 
+LAST_MASKS_TIMEOUT_S = 2.0
+"""How long the last step of a stream that the worker ends waits for its masks."""
+
 StepOutcome = StepDone | StepFailure
 
 
@@ -74,9 +77,11 @@ class Execution:
         """Hand masks to the step that they are for.
 
         Raises:
-            InvalidRequestError: The step is not known, has no masked rows, or has its masks.
+            InvalidRequestError: The step is not known, has no masked rows, or has its masks; not
+                after a stop, when that step may have been dropped.
         """
-        self._masks.put(masks)
+        if not self.stop.is_set() or self._masks.is_due(masks.step):
+            self._masks.put(masks)
 
     def end_masks(self) -> None:
         """No more masks come: steps that still wait for theirs fail."""
@@ -85,9 +90,10 @@ class Execution:
     def keep_first(self) -> None:
         """Drop all steps but the one that runs, or is next to run; their futures are cancelled.
 
-        That one fails if its masks are not there: the scheduler may not send them any more.
+        Its masks are mostly on their way; if not, the scheduler may not send them any more.
         """
-        self.end_masks()
+        self._masks.keep_oldest()
+        asyncio.get_running_loop().call_later(LAST_MASKS_TIMEOUT_S, self.end_masks)
         for future in [future for future in self._queued if not future.done()][1:]:
             future.cancel()
 

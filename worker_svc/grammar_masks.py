@@ -115,6 +115,10 @@ class DueMasks:
         self._due[step] = box
         return lambda: self._wait(step, box)
 
+    def is_due(self, step: int) -> bool:
+        """Whether a step may still get masks."""
+        return step in self._due
+
     def put(self, masks: GrammarMasks) -> None:
         """Hand masks to their step, whether or not it has begun.
 
@@ -126,6 +130,12 @@ class DueMasks:
             raise _invalid(masks.step, "none are due")
         if not box.cancelled():
             box.set_result(masks)
+
+    def keep_oldest(self) -> None:
+        """End every wait but that of the oldest step, for good."""
+        self._closed = True
+        for box in list(self._due.values())[1:]:
+            box.cancel()
 
     def close(self) -> None:
         """End every wait, for good. Masks that are there already stay. Idempotent."""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagewire.kit.errors import PagewireError
+from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.output import SchedulerOutput
 from scheduler_svc.pause import PauseState
 from scheduler_svc.request import Request
@@ -14,9 +15,11 @@ from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.drafters import KnowingDrafter
 from tests.scheduler_svc.factories import add, make_limits, scheduled
+from tests.scheduler_svc.grammars import TextGrammar
 from tests.scheduler_svc.sim_model import SimModel, expected_output
 
 MAX_MODEL_LEN = 40
+FORM = StructuredOutputs(regex="a")
 
 # Two tokens only, so that prompts have beginnings in common.
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
@@ -46,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(limits, drafter=drafter)
         self.model = SimModel(limits.num_blocks, limits.block_size)
         self.live: dict[str, Request] = {}
+        self.waiting_for_grammars: list[Request] = []
         self.delivered: dict[str, list[int]] = {}
 
     @rule(
@@ -87,6 +91,30 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.live[request.request_id] = request
         self.delivered[request.request_id] = list(before)
+
+    @rule(prompt=prompts, max_tokens=st.integers(1, 12))
+    def add_formed(self, prompt: list[int], max_tokens: int) -> None:
+        """One whose form is the very output that the model gives: a grammar that falls behind or
+        runs ahead of the output refuses the next token."""
+        try:
+            request = add(self.scheduler, prompt, max_tokens=max_tokens, structured_outputs=FORM)
+        except PagewireError as error:
+            assert error.reason == "EXCEEDS_KV_CACHE"
+            return
+        self.live[request.request_id] = request
+        self.delivered[request.request_id] = []
+        self.waiting_for_grammars.append(request)
+
+    @precondition(lambda self: self.waiting_for_grammars)
+    @rule(data=st.data())
+    def make_grammar(self, data: st.DataObject) -> None:
+        place = data.draw(st.integers(0, len(self.waiting_for_grammars) - 1))
+        self._make_grammar(self.waiting_for_grammars.pop(place))
+
+    def _make_grammar(self, request: Request) -> None:
+        prompt = request.core_request.prompt_token_ids
+        grammar = TextGrammar(expected_output(prompt, 20), is_open=True)
+        self.scheduler.set_grammar(request.request_id, grammar)
 
     @precondition(lambda self: len(self.in_flight) < self.max_in_flight)
     @rule()
@@ -174,6 +202,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.pause_state = PauseState.UNPAUSED
+        for request in self.waiting_for_grammars:
+            self._make_grammar(request)
         # The worst case is one token of progress a step, after a prefill one token at a time.
         num_steps = (len(self.live) + 1) * MAX_MODEL_LEN * MAX_MODEL_LEN
         while (self.scheduler.has_work or self.in_flight) and num_steps > 0:
@@ -200,6 +230,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for end in client.finished:
                 request = self.live.pop(end.request_id)
                 self.ended[end.request_id] = end.reason
+                if request.grammar is not None:
+                    assert request.grammar.num_accepted == len(self.delivered[end.request_id])
                 eos = self.scheduler.limits.eos_token_ids
                 max_tokens = request.sampling_params.max_tokens
                 prompt = request.core_request.prompt_token_ids

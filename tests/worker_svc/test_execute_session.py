@@ -267,9 +267,30 @@ async def test_a_lost_stream_ends_the_wait_for_masks(
     assert await device_is_free(device)
 
 
-async def test_a_worker_that_drains_waits_for_no_masks(
+async def test_the_last_step_of_a_worker_that_drains_gets_its_masks(
     execution: Execution, runner: ScriptedRunner, device: DeviceThread
 ) -> None:
+    stream = Open(execution)
+    await stream.until_waiting(runner)
+    stream.peer.send(StepFrame(masked_step(2)))
+    execution.stop.set()
+    stream.peer.send(masks_frame(1))
+    assert await stream.peer.answer() == Accepted(5)
+    assert isinstance(await stream.peer.answer(), StepDone)
+    with pytest.raises(ServiceUnavailableError) as caught:
+        await stream.running
+    assert caught.value.reason == "STREAM_ENDED_BY_WORKER"
+    assert [masks.step for masks in runner.masks] == [1]
+    assert await device_is_free(device)
+
+
+async def test_a_worker_that_drains_waits_a_moment_for_masks(
+    execution: Execution,
+    runner: ScriptedRunner,
+    device: DeviceThread,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker_svc.execution.LAST_MASKS_TIMEOUT_S", 0.05)
     stream = Open(execution)
     await stream.until_waiting(runner)
     execution.stop.set()
@@ -283,11 +304,12 @@ async def test_a_worker_that_drains_waits_for_no_masks(
 
 
 async def test_masks_that_cross_with_the_end_are_no_error(
-    execution: Execution, runner: ScriptedRunner
+    execution: Execution, runner: ScriptedRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = Open(execution)
     stream.peer.reads.clear()  # so that the stream is still there
     await stream.until_waiting(runner)
+    monkeypatch.setattr("worker_svc.execution.LAST_MASKS_TIMEOUT_S", 0.05)
     execution.stop.set()
     # Begun and failed for want of masks: by then the session has seen the stop.
     while not all(future.done() for future in execution._queued):
