@@ -57,9 +57,9 @@ class ModelConfig:
     head stay in --dtype. `int8`: 8 bits with a scale a row; `int4`: 4 bits in groups of 32. What a
     GGUF file has in that form (Q8_0; Q4_0 and Q4_1) is kept as it is."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    """What is returned as logprobs. `raw`: before penalties, temperature and all else that a request
-    asks for; `processed`: after it, of what could be drawn. `logits`: not normalized. Those of prompt
-    tokens are always raw logprobs."""
+    """What is returned as logprobs. `raw`: before penalties, temperature and all else that a
+    request asks for; `processed`: after it, of what could be drawn. `logits`: not normalized.
+    Those of prompt tokens are always raw logprobs."""
 
     def __post_init__(self) -> None:
         check("model", self.model, bool(self.model), "must not be empty")
