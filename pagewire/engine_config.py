@@ -50,8 +50,8 @@ class ModelConfig:
     batch_invariant: bool = False
     """Same numbers whatever the batch: one weight format, no choice of kernel by token count."""
     model_impl: ModelImpl = "auto"
-    """Whose model code runs. `auto`: this project's own where there is one for the architecture, else
-    the one of Hugging Face transformers; `pagewire` and `transformers` force one of the two."""
+    """Whose model code runs. `auto`: this project's own where there is one for the architecture,
+    else that of Hugging Face transformers; `pagewire` and `transformers` force one of the two."""
     quantization: Quantization = "none"
     """Form of the linear layers' weights in memory, made while they are loaded; embeddings and LM
     head stay in --dtype. `int8`: 8 bits with a scale a row; `int4`: 4 bits in groups of 32. What a
