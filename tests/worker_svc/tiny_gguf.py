@@ -10,10 +10,7 @@ import gguf
 import numpy as np
 import torch
 
-from worker_svc.weights.gguf_source import _LAYER_NAMES, _TOP_NAMES
-
-_NAMES = {ours: theirs for theirs, ours in (_TOP_NAMES | _LAYER_NAMES).items()}
-
+from worker_svc.weights.gguf_names import TOP_NAMES, is_stored_plus_1, layer_names
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -45,15 +42,21 @@ def write_gguf(
     writer.add_key_length(head_dim)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rotation = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rotation["rope_theta"])
+    if architecture.startswith("gemma"):
+        _add_gemma_keys(writer, config, architecture)
     writer.add_eos_token_id(config.eos_token_id)
     for name, tensor in model.state_dict().items():
         if architecture == "llama":
             tensor = _permute(name, tensor, config)
+        elif is_stored_plus_1(name, architecture):
+            tensor = tensor + 1
         is_linear = name.endswith("proj.weight")
         kind = gguf.GGMLQuantizationType[linear_type if is_linear else "F32"]
-        writer.add_tensor(_gguf_name(name), gguf.quantize(tensor.numpy(), kind), raw_dtype=kind)
-    if config.rope_parameters["rope_type"] == "llama3":
+        data = gguf.quantize(tensor.numpy(), kind)
+        writer.add_tensor(_gguf_name(name, architecture), data, raw_dtype=kind)
+    if rotation["rope_type"] == "llama3":
         rope_factors = _llama3_factors(config) if rope_factors is None else rope_factors
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
@@ -63,12 +66,21 @@ def write_gguf(
     writer.close()
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, architecture: str) -> str:
+    both = {**TOP_NAMES, **layer_names(architecture)}
+    names = {ours: theirs for theirs, ours in both.items()}
     stem, _, parameter = name.rpartition(".")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.{parameter}"
+    if stem in names:
+        return f"{names[stem]}.{parameter}"
     _, _, layer, rest = stem.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}.{parameter}"
+    return f"blk.{layer}.{names[rest]}.{parameter}"
+
+
+def _add_gemma_keys(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _permute(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:

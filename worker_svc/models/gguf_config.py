@@ -18,6 +18,8 @@ _ARCHITECTURES = {
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
 }
 _REQUIRED = {
     "embedding_length": "hidden_size",
@@ -29,7 +31,11 @@ _REQUIRED = {
 }
 ROPE_FACTORS = "rope_freqs.weight"
 """By what each frequency of the rotation is divided: conversion's form of Llama 3's scaling."""
-_REFUSED = ("expert_count", "attention.sliding_window", "rope.scaling.finetuned_only")
+_REFUSED = ("expert_count", "rope.scaling.finetuned_only")
+_GEMMA = ("gemma2", "gemma3")
+# The models whose attention scale is that of hidden_size / heads, by their layers: no key says it.
+_GEMMA_WIDE_SCALE_LAYERS = {"gemma2": 46, "gemma3": 62}
+_GEMMA3_LOCAL_ROPE_THETA = 10_000.0
 
 
 def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
@@ -59,6 +65,7 @@ def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"GGUF key {architecture}.rope.dimension_count differs from the head size {head_dim}"
         )
+    gemma = _gemma_fields(architecture, fields, config, head_dim) if architecture in _GEMMA else {}
     return config | {
         "architectures": [hf_architecture],
         "model_type": model_type,
@@ -71,14 +78,37 @@ def hf_config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        **gemma,
     }
+
+
+def _gemma_fields(
+    architecture: str, fields: dict[str, Any], config: dict[str, Any], head_dim: int
+) -> dict[str, Any]:
+    is_wide = config["num_hidden_layers"] == _GEMMA_WIDE_SCALE_LAYERS[architecture]
+    own: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": fields.get("attention.sliding_window"),
+        "query_pre_attn_scalar": (
+            config["hidden_size"] // config["num_attention_heads"] if is_wide else head_dim
+        ),
+    }
+    if architecture == "gemma2":
+        return own | {
+            "attn_logit_softcapping": fields.get("attn_logit_softcapping"),
+            "final_logit_softcapping": fields.get("final_logit_softcapping"),
+        }
+    local = {"rope_type": "default", "rope_theta": _GEMMA3_LOCAL_ROPE_THETA}
+    rotation = {"full_attention": _rope_parameters(fields), "sliding_attention": local}
+    return own | {"rope_parameters": rotation}
 
 
 def _check(fields: dict[str, Any], architecture: str) -> None:
     for key in _REQUIRED:
         if key not in fields:
             raise UnsupportedModelError(f"GGUF key {architecture}.{key} is missing")
-    for key in _REFUSED:
+    refused = _REFUSED if architecture in _GEMMA else (*_REFUSED, "attention.sliding_window")
+    for key in refused:
         if fields.get(key):
             raise UnsupportedModelError(f"GGUF key {architecture}.{key} is not implemented")
     for key in ("attention.head_count", "attention.head_count_kv", "attention.key_length"):

@@ -1,12 +1,12 @@
 """A GGUF file as a checkpoint: names and metadata in Hugging Face's terms, tensors dequantized.
 
-Owns the correspondence of names, and undoes what conversion to GGUF does to the rows of Q and K of
-the `llama` architecture. The header reader is `pagewire.gguf`. Called through `open_weights`.
+Undoes what conversion to GGUF does to tensors: the order of rows of Q and K of the `llama`
+architecture, the 1 in norms of Gemma. Names are `gguf_names`', the header reader is
+`pagewire.gguf`. Called through `open_weights`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,9 @@ from pagewire.gguf import GgufFile, TensorInfo, read_gguf
 from worker_svc.models.gguf_config import ROPE_FACTORS, hf_config_from_gguf
 from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.dequantize import dequantize
+from worker_svc.weights.gguf_names import hf_name, is_stored_plus_1
 from worker_svc.weights.gguf_parts import cut_blocks, dequantize_part
 from worker_svc.weights.slots import TensorPart
-from worker_svc.weights.source import WeightsError
-
-_TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 
 
 class GgufSource:
@@ -49,8 +29,9 @@ class GgufSource:
     def __init__(self, path: Path) -> None:
         self._file: GgufFile = read_gguf(path)
         self._config = hf_config_from_gguf(self._file)
+        self._architecture = architecture = str(self._file.metadata["general.architecture"])
         self._tensors: dict[str, TensorInfo] = {
-            hf_name(info.name): info
+            hf_name(info.name, architecture): info
             for info in self._file.tensors.values()
             if info.name != ROPE_FACTORS  # It is configuration.
         }
@@ -70,6 +51,8 @@ class GgufSource:
         info = self._tensors[name]
         weights = dequantize(self._file.tensor_bytes(info), info.ggml_type, self._place(info))
         tensor = torch.from_numpy(np.require(weights, requirements="W")).view(tuple(info.shape))
+        if is_stored_plus_1(name, self._architecture):
+            return tensor - 1
         heads = self._permuted_heads(name)
         return tensor if heads is None else unpermute_rows(tensor, heads)
 
@@ -109,28 +92,13 @@ class GgufSource:
 
     def _permuted_heads(self, name: str) -> int | None:
         """Number of heads whose rows the conversion interleaved; None: rows are as they were."""
-        if self._file.metadata.get("general.architecture") != "llama":
+        if self._architecture != "llama":
             return None
         if ".q_proj." in name:
             return int(self._config["num_attention_heads"])
         if ".k_proj." in name:
             return int(self._config["num_key_value_heads"])
         return None
-
-
-def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor.
-
-    Raises:
-        WeightsError: The tensor is none that a Llama-like model has.
-    """
-    match = _LAYER.fullmatch(name)
-    if match and match[2] in _LAYER_NAMES:
-        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
-    stem, _, parameter = name.rpartition(".")
-    if stem in _TOP_NAMES and parameter == "weight":
-        return f"{_TOP_NAMES[stem]}.{parameter}"
-    raise WeightsError(f"GGUF tensor {name} is not known to any implemented model")
 
 
 def unpermute_rows(tensor: torch.Tensor, num_heads: int) -> torch.Tensor:

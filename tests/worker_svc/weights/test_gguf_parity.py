@@ -12,6 +12,7 @@ from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig
 from tests.worker_svc import tiny_models
 from tests.worker_svc.test_model_runner import assert_greedy_parity
 from tests.worker_svc.tiny_gguf import write_gguf
+from tests.worker_svc.transformer_families import write_family
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models.config import UnsupportedModelError
 
@@ -44,6 +45,22 @@ def test_greedy_ids_equal_those_of_transformers(
     path = tmp_path / "tiny.gguf"
     write_gguf(path, model, architecture)
     assert_greedy_parity(model, make_runner(path, model_impl), LENGTHS, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gemma2", {"head_dim": 24, "query_pre_attn_scalar": 24}),
+        ("gemma3", {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "layer_types": None}),
+    ],
+)
+def test_gemma_runs_on_the_transformers_backend(
+    family: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    model = write_family(tmp_path / "hf", family, **fields)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model, family)
+    assert_greedy_parity(model, make_runner(path, "auto"), LENGTHS, MAX_TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import torch
 
 from pagewire.model_source import resolve_model
 from worker_svc.weights.dequantize import dequantize
-from worker_svc.weights.gguf_source import GgufSource, hf_name, unpermute_rows
+from worker_svc.weights.gguf_names import hf_name
+from worker_svc.weights.gguf_source import GgufSource, unpermute_rows
 from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.source import WeightsError, open_weights
 
