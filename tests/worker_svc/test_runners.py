@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.engine_config import AttentionConfig, CacheConfig, Device, DeviceConfig, EngineConfig
+from pagewire.engine_config import (
+    AttentionConfig,
+    CacheConfig,
+    Device,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+)
 from worker_svc.runners import describe_runner, make_runner, usable_cores
 from worker_svc.sim.runner import SimRunner
 
@@ -28,6 +35,12 @@ def test_the_simulated_device_has_no_attention_backend() -> None:
         attention=AttentionConfig(attention_backend="xformers"), device=DeviceConfig(device="sim")
     )
     with pytest.raises(ValueError, match="--attention-backend"):
+        make_runner(config)
+
+
+def test_the_simulated_device_has_no_weights_to_quantize() -> None:
+    config = EngineConfig(model=ModelConfig(quantization="int4"), device=DeviceConfig(device="sim"))
+    with pytest.raises(ValueError, match="--quantization"):
         make_runner(config)
 
 
