@@ -239,7 +239,7 @@ class StructuredOutputsConfig:
     """Longest schema, expression or grammar of a request, in UTF-8 bytes."""
     grammar_compile_threads: int = 2
     """Grammars that are compiled at once."""
-    grammar_cache_size: int = 256
+    grammar_cache_size: int = 64
     """Compiled grammars that are kept for later requests with the same one; 0: none."""
 
     def __post_init__(self) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from pagewire.kit.config import load_config
+from pagewire.kit.lifecycle import exit_now
 from pagewire.kit.server import run
 from scheduler_svc.config import SchedulerServiceConfig
 from scheduler_svc.server import serve
@@ -15,4 +14,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not by sys.exit: that waits for a thread which may still compile a hostile form.
+    exit_now(main())

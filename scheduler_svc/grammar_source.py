@@ -50,6 +50,7 @@ _NAME = re.compile(r"\w+")
 _LIMIT = re.compile(r"\b(limits?|fuel|too (many|big|complex|large|deeply)|max is)\b")
 # What a message quotes is the client's own.
 _QUOTES = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|(?<=: )\w+$|#/\S+")
+_INTERNALS = re.compile(r"\(And |\(SearchRegex|\bSome\(|failed to parse \"%json\"")
 _MAX_MESSAGE_CHARS = 300
 _MINIMUM = re.compile(r'"min(?:Length|Items|Properties)"\s*:\s*(\d+)')
 MAX_FORCED_FORM_BYTES = 16_384
@@ -113,6 +114,8 @@ def describe(outputs: StructuredOutputs, error: str) -> GrammarError:
         text = "no output can have this form"
     if text.startswith("Resource '"):
         text = "references to other documents are not fetched; put the schemas under $defs"
+    if _INTERNALS.search(text):
+        text = ""
     text = re.split(r"\. Enable |; following special tokens", text)[0]
     return GrammarError(INVALID_GRAMMAR, f"{_kind(outputs)}: {_cut(text) or 'it is not valid'}")
 
@@ -180,6 +183,12 @@ def _check_lark(text: str) -> None:
     if "&" in bare or "~" in bare:
         raise GrammarError(
             INVALID_GRAMMAR, "grammar: the operators & and ~ are not supported; write it without"
+        )
+    if nested := re.search(r"%(json|regex)\b", bare):
+        # What bounds a form of its own does not see the one within.
+        raise GrammarError(
+            INVALID_GRAMMAR,
+            f"grammar: {nested[0]} is not supported; give it as a form of its own, or write it out",
         )
     if bare.count(":") > MAX_DEFINITIONS:
         raise _too_complex("grammar", f"at most {MAX_DEFINITIONS} definitions are taken")

@@ -16,8 +16,8 @@ import torch
 
 from pagewire.sampling_params import SamplingParams
 from tests.e2e.completions import TokenRequest
+from tests.worker_svc.sampler.reference import exp, truncate
 from worker_svc.sampler.philox import uniforms
-from worker_svc.sampler.truncation import lowest_survivor, survivor_weights
 
 TIMEOUT_S = 300.0
 
@@ -56,13 +56,12 @@ def gap(logits: torch.Tensor, params: SamplingParams, output_index: int) -> floa
     if params.is_greedy:
         best = logits.topk(2).values
         return float(best[0] - best[1])
-    scaled = logits / params.temperature
-    weights = survivor_weights(scaled, lowest_survivor(scaled, params)).double()
-    cumulative = weights.cumsum(0)
-    edges = torch.cat((torch.zeros(1), cumulative)) / cumulative[-1]
+    kept = truncate(logits.numpy(), params)
+    cumulative = exp(kept - kept.max()).astype(np.float64).cumsum()
+    edges = np.concatenate(([0.0], cumulative)) / cumulative[-1]
     seeds = np.array([params.seed], dtype=np.uint64)
     (uniform,) = uniforms(seeds, np.array([output_index], dtype=np.uint64)).tolist()
-    return float((edges - uniform).abs().min())
+    return float(np.abs(edges - uniform).min())
 
 
 def main() -> None:

@@ -13,7 +13,11 @@ import pytest
 
 from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, Grammar, GrammarError
-from scheduler_svc.grammar_backend import MAX_CACHED_FORM_BYTES, GrammarBackend
+from scheduler_svc.grammar_backend import (
+    MAX_CACHED_FORM_BYTES,
+    MAX_WALKED_TOKENS,
+    GrammarBackend,
+)
 from scheduler_svc.grammar_source import MAX_FORCED_FORM_BYTES
 from tests.json_schemas import make_cases
 from tests.scheduler_svc.vocabularies import (
@@ -212,7 +216,7 @@ def test_the_model_may_cut_forced_text_as_it_likes(backend: GrammarBackend) -> N
 
 
 def test_a_long_form_is_followed_and_nothing_is_drafted_for_it(backend: GrammarBackend) -> None:
-    text = "ab" * MAX_FORCED_FORM_BYTES
+    text = "ab" * (MAX_FORCED_FORM_BYTES // 2 + 1)
     grammar = backend.compile(StructuredOutputs(choice=(text,)))
     assert grammar.forced_tokens(4) == []
     assert accept_text(grammar, text) and grammar.is_complete
@@ -260,6 +264,37 @@ def test_a_form_that_met_a_limit_is_compiled_anew(backend: GrammarBackend) -> No
             for _ in range(1000):
                 grammar.accept(token("a"))
                 grammar.masks(())
+
+
+def test_a_request_that_meets_a_limit_leaves_others_of_its_form_alone(
+    backend: GrammarBackend,
+) -> None:
+    form = StructuredOutputs(regex="(.*a.{200}){3}")
+    victim, greedy = backend.compile(form), backend.compile(form)
+    for _ in range(20):
+        victim.masks(())
+        assert victim.accept(token("b"))
+    victim.masks(())
+    draw = random.Random(3)
+    with pytest.raises(GrammarError) as caught:
+        for _ in range(5000):
+            greedy.masks(())
+            assert greedy.accept(token(draw.choice("ab")))
+    assert caught.value.reason == GRAMMAR_TOO_COMPLEX
+    for _ in range(50):
+        assert victim.accept(token("b"))
+        assert token("b") in allowed(victim)
+    assert token("b") in allowed(backend.compile(form))
+
+
+def test_a_form_that_was_walked_much_is_compiled_anew(backend: GrammarBackend) -> None:
+    form = StructuredOutputs(regex="[ab]*")
+    first = backend.compile(form)
+    for _ in range(MAX_WALKED_TOKENS + 1):
+        first.accept(token("a"))
+    second = backend.compile(form)
+    assert second._compiled is not first._compiled  # type: ignore[attr-defined]
+    assert backend.compile(form)._compiled is second._compiled  # type: ignore[attr-defined]
 
 
 def test_compiled_forms_are_bounded_by_size() -> None:
@@ -371,7 +406,9 @@ WRONG: list[tuple[StructuredOutputs, str]] = [
     (lark("start: @other"), "unknown grammar"),
     (lark("start: <nosuch>"), "unknown special token"),
     (lark('start: a\na: a "x"'), "no output can have this form"),
-    (lark('start: %json {"type": "array", "uniqueItems": true}'), "uniqueItems"),
+    (lark('start: %json {"type": "array"}'), "%json"),
+    (lark('start: %regex {"substring_words": "a b"}'), "%regex"),
+    (lark("start: <|im_end|>"), "no output"),
     (lark("start: T\nT: /a+/ & /b*/"), "& and ~"),
     (lark("start: T\nT: ~/a+/"), "& and ~"),
 ]
