@@ -118,6 +118,7 @@ class GrammarBackend:
         allowed = int.from_bytes(grammar.masks(()), "little")
         first = (allowed & -allowed).bit_length() - 1
         probe = LlguidanceGrammar(self, outputs, compiled, drafts=False)
+        probe.masks(())
         if not probe.accept(first):
             raise describe(outputs, "NoExtension")  # an end that comes before anything is whole
         probe.masks(())

@@ -256,6 +256,17 @@ def test_a_grammar_of_endless_readings_meets_its_limit_soon(backend: GrammarBack
     assert num_bytes <= 200
 
 
+def test_too_many_cases_at_once_are_called_too_complex(backend: GrammarBackend) -> None:
+    groups = [[f"g{group}_{n}" for n in range(3)] for group in range(5)]
+    cases = [
+        {"anyOf": [{"properties": {name: {"type": "null"}}, "required": [name]} for name in group]}
+        for group in groups
+    ]
+    with pytest.raises(GrammarError) as caught:
+        backend.compile(StructuredOutputs(json_schema=json.dumps({"allOf": cases})))
+    assert caught.value.reason == GRAMMAR_TOO_COMPLEX
+
+
 def test_a_form_that_met_a_limit_is_compiled_anew(backend: GrammarBackend) -> None:
     form = StructuredOutputs(grammar='start: s\ns: s s | "a"')
     for _ in range(2):
