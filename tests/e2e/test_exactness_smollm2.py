@@ -103,7 +103,7 @@ class Comparison:
             )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_switches_change_no_token() -> None:
     comparison = await Comparison.start(make_requests(6, 16))
     for switches in FEW:

@@ -20,7 +20,7 @@ async def started(events: list[asyncio.Event]) -> None:
     await asyncio.gather(*(event.wait() for event in events))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("module", ["worker_svc", "scheduler_svc", "tokenizer_svc"])
 async def test_a_process_killed_under_load_loses_no_token(module: str) -> None:
     rng = random.Random(module)

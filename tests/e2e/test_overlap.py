@@ -280,7 +280,7 @@ def worker_process(address: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 async def test_kill_9_of_the_worker_with_two_steps_in_flight_loses_no_token(
     model: Path, tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ def other_bodies() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_repeated_text_takes_less_than_half_the_steps_and_has_the_same_tokens() -> None:
     with start_stack(*EXACT) as stack:
         plain = await run_chats(stack, [REPEAT])

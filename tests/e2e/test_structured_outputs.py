@@ -43,7 +43,7 @@ def check_report(report: CaseReport) -> None:
     assert report.ended_share >= MIN_ENDED_SHARE, report.table()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_answers_to_10_schemas_are_valid(stack: Stack) -> None:
     check_report(await ask_cases(stack.http_url, make_cases(10), 10, **SAMPLING))
 
@@ -183,7 +183,7 @@ async def run_and_kill(stack: Stack, module: str, cases: list[SchemaCase]) -> li
         return list(await asyncio.gather(*tasks))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_process_killed_under_structured_requests_changes_nothing(
     exact_stack: Stack,
 ) -> None:
