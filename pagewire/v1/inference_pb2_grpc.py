@@ -45,6 +45,11 @@ class InferenceServiceStub:
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
                 response_deserializer=pagewire_dot_v1_dot_inference__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/pagewire.v1.InferenceService/GenerateBatch',
+                request_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/pagewire.v1.InferenceService/Embed',
                 request_serializer=pagewire_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
@@ -85,6 +90,15 @@ class InferenceServiceServicer:
 
     def Chat(self, request, context):
         """Answers a conversation, through the model's chat template.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request, context):
+        """Continues many prompts, for work that nobody watches: outputs come whole, each once it has ended, several in a
+        message where several ended together. All prompts are admitted or none. An error after that is the status of the
+        call; outputs that came before it are good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,6 +151,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=pagewire_dot_v1_dot_inference__pb2.ChatRequest.FromString,
                     response_serializer=pagewire_dot_v1_dot_inference__pb2.ChatResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=pagewire_dot_v1_dot_inference__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=pagewire_dot_v1_dot_inference__pb2.GenerateBatchResponse.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -219,6 +238,33 @@ class InferenceService:
             '/pagewire.v1.InferenceService/Chat',
             pagewire_dot_v1_dot_inference__pb2.ChatRequest.SerializeToString,
             pagewire_dot_v1_dot_inference__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pagewire.v1.InferenceService/GenerateBatch',
+            pagewire_dot_v1_dot_inference__pb2.GenerateBatchRequest.SerializeToString,
+            pagewire_dot_v1_dot_inference__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,10 +3,11 @@
 isort:skip_file
 The public contract: what clients of the gateway use.
 
-Order of events in Generate and Chat: one `started` (the request was admitted), then deltas, exactly one
-`finished` for each index, one `usage` last. Errors are the status of the call with
-google.rpc.ErrorInfo, never an event. Admission fails before any metadata or message is sent, so that a mesh may
-retry it. Cancelling the call aborts the request and frees its KV blocks; so does its deadline.
+Order of events in Generate and Chat: one `started` (the request was admitted), then any number of `delta`s, those of
+several outputs mixed, exactly one `finished` for each index after its last delta, one `usage` last. Errors are the
+status of the call with google.rpc.ErrorInfo, never an event; a call that fails sends no `usage`. Admission fails
+before any metadata or message is sent, so that a mesh may retry it. Cancelling the call aborts the request and
+frees its KV blocks; so does its deadline.
 """
 
 from collections import abc as _abc
@@ -43,6 +44,11 @@ class InferenceServiceStub:
     """Continues a prompt."""
     Chat: _grpc.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
     """Answers a conversation, through the model's chat template."""
+    GenerateBatch: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateBatchRequest, _inference_pb2.GenerateBatchResponse]
+    """Continues many prompts, for work that nobody watches: outputs come whole, each once it has ended, several in a
+    message where several ended together. All prompts are admitted or none. An error after that is the status of the
+    call; outputs that came before it are good.
+    """
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
     """Pooled hidden states of inputs. Not served yet: UNIMPLEMENTED."""
     CountTokens: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]
@@ -63,6 +69,11 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Continues a prompt."""
     Chat: _aio.UnaryStreamMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
     """Answers a conversation, through the model's chat template."""
+    GenerateBatch: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateBatchRequest, _inference_pb2.GenerateBatchResponse]  # type: ignore[assignment]
+    """Continues many prompts, for work that nobody watches: outputs come whole, each once it has ended, several in a
+    message where several ended together. All prompts are admitted or none. An error after that is the status of the
+    call; outputs that came before it are good.
+    """
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
     """Pooled hidden states of inputs. Not served yet: UNIMPLEMENTED."""
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_pb2.CountTokensRequest, _inference_pb2.CountTokensResponse]  # type: ignore[assignment]
@@ -92,6 +103,17 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ChatResponse], _abc.AsyncIterator[_inference_pb2.ChatResponse]]:
         """Answers a conversation, through the model's chat template."""
+
+    @_abc_1.abstractmethod
+    def GenerateBatch(
+        self,
+        request: _inference_pb2.GenerateBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateBatchResponse], _abc.AsyncIterator[_inference_pb2.GenerateBatchResponse]]:
+        """Continues many prompts, for work that nobody watches: outputs come whole, each once it has ended, several in a
+        message where several ended together. All prompts are admitted or none. An error after that is the status of the
+        call; outputs that came before it are good.
+        """
 
     @_abc_1.abstractmethod
     def Embed(
