@@ -141,6 +141,11 @@ def generate_response(event: Event) -> inference_pb2.GenerateResponse:
 
 def chat_response(event: Event) -> inference_pb2.ChatResponse:
     """Wrap an event."""
+    if isinstance(event, inference_pb2.GenerationDelta):
+        delta = inference_pb2.ChatDelta(
+            index=event.index, content=event.text, token_ids=event.token_ids
+        )
+        return inference_pb2.ChatResponse(delta=delta)
     return inference_pb2.ChatResponse(**_by_kind(event))
 
 

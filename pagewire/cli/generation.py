@@ -101,8 +101,10 @@ async def _texts(call: grpc.aio.UnaryStreamCall[Any, R]) -> AsyncGenerator[str]:
     """Yield the text of the deltas; cancel the call when it is left early."""
     try:
         async for response in call:
-            if response.WhichOneof("event") == "delta" and response.delta.text:
-                yield response.delta.text
+            delta = response.delta
+            text = delta.content if isinstance(delta, inference_pb2.ChatDelta) else delta.text
+            if text:
+                yield text
     except grpc.aio.AioRpcError as exc:
         raise _readable(exc) from exc
     finally:

@@ -39,6 +39,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The request failed; the error says why."""
     FINISH_REASON_REPETITION: _FinishReason.ValueType  # 5
     """The output repeated itself (when repetition detection is on)."""
+    FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 6
+    """The answer ends with calls of tools. Only the public API says so: to the engine it is STOP."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a request ended."""
@@ -55,6 +57,8 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 4
 """The request failed; the error says why."""
 FINISH_REASON_REPETITION: FinishReason.ValueType  # 5
 """The output repeated itself (when repetition detection is on)."""
+FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 6
+"""The answer ends with calls of tools. Only the public API says so: to the engine it is STOP."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _AbortReason:

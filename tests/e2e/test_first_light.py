@@ -101,7 +101,7 @@ def test_a_client_that_knows_only_reflection_gets_paris(smollm2_stack: Stack) ->
             response_deserializer=response_type.FromString,
         )
         request = ParseDict(CHAT, request_type())
-        text = "".join(event.delta.text for event in call(request, timeout=60))
+        text = "".join(event.delta.content for event in call(request, timeout=60))
     assert "Paris" in text
 
 

@@ -46,7 +46,7 @@ class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
             raise InvalidRequestError("the text is refused", field="text")
         yield response(started=inference_pb2.GenerationStarted(request_id="r", model="fake"))
         for word in text.split(" "):
-            yield response(delta=inference_pb2.GenerationDelta(text=f"{word} "))
+            yield response(delta=_delta(response, f"{word} "))
             if word == "hang":
                 await self._hang()
         reason = common_pb2.FINISH_REASON_STOP
@@ -58,6 +58,12 @@ class FakeInferenceService(inference_pb2_grpc.InferenceServiceServicer):
             await asyncio.Event().wait()
         finally:
             self.cancelled.set()
+
+
+def _delta(response: Any, text: str) -> Any:
+    if response is inference_pb2.ChatResponse:
+        return inference_pb2.ChatDelta(content=text)
+    return inference_pb2.GenerationDelta(text=text)
 
 
 @asynccontextmanager
