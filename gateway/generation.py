@@ -6,7 +6,7 @@ with `Output`s. Nothing here knows how either travels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
@@ -48,12 +48,28 @@ class ChatPrompt:
 
     messages: tuple[ChatMessage, ...]
     template_arguments_json: str = ""
+    """Extra variables of the template, `documents` among them: a JSON object; empty: none."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools_json: str = ""
+    """A JSON array of tools in OpenAI's form; empty: none."""
+    tools_json: str = ""
+    """Tools in OpenAI's form: a JSON array; empty: none."""
+    chat_template: str = ""
+    """In place of the model's own; the tokenizer refuses it unless it is told to trust clients."""
+    add_special_tokens: bool = False
+    """Add the tokens that the model wants at the start; most templates write them themselves."""
 
 
 Prompt = str | tuple[int, ...] | ChatPrompt
 """Text, token ids, or a conversation."""
+
+
+class TruncationSide(StrEnum):
+    """Where a prompt that is too long loses tokens."""
+
+    LEFT = "left"
+    RIGHT = "right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,11 @@ class GenerationRequest:
     """The client's name for the request; empty: that of the call."""
     add_special_tokens: bool = True
     """Whether text prompts get the tokens that the model wants at the start."""
+    truncate_prompt_tokens: int | None = None
+    """Keep at most this many tokens of each prompt; -1: as many as fit with max_tokens."""
+    truncation_side: TruncationSide = TruncationSide.LEFT
+    prompt_only: bool = False
+    """What comes back is about the prompt alone: the one token that is drawn is thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +109,33 @@ class Finished:
     stop_string: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token that could stand at a place, and how likely it was there."""
+
+    token_id: int
+    token_bytes: bytes
+    """What it spells; not always whole characters."""
+    logprob: float
+    """Natural logarithm of its probability; -inf where it could not be drawn at all."""
+    rank: int
+    """1 is the likeliest token of the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One place of a prompt or an output."""
+
+    token: Logprob
+    """The token that is there."""
+    top: Sequence[Logprob]
+    """The likeliest tokens, as many as were asked for, falling; they may include `token`."""
+
+
+PromptLogprobs = list[TokenLogprobs | None]
+"""One a prompt token; the first follows nothing and has None."""
+
+
 @dataclass(slots=True)
 class Output:
     """New text and token ids of one output; a consumer that lags gets them merged."""
@@ -98,6 +146,19 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     finished: Finished | None = None
     """Set on the last one of its index."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each of `token_ids` where `SamplingParams.logprobs` is set, else empty."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """On the first one of its index, where `SamplingParams.prompt_logprobs` is set."""
+
+    def extend(self, later: Output) -> None:
+        """Take in the output that follows this one."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finished = later.finished
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)

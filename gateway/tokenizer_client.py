@@ -83,6 +83,7 @@ class TokenizerClient:
         """Turn a conversation into token ids through the model's chat template."""
         message = tokenizer_pb2.RenderChatRequest(
             messages=[_template_message(each) for each in prompt.messages],
+            tools_json=prompt.tools_json,
             template_arguments_json=prompt.template_arguments_json,
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
