@@ -52,8 +52,6 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools_json: str = ""
-    """A JSON array of tools in OpenAI's form; empty: none."""
-    tools_json: str = ""
     """Tools in OpenAI's form: a JSON array; empty: none."""
     chat_template: str = ""
     """In place of the model's own; the tokenizer refuses it unless it is told to trust clients."""
