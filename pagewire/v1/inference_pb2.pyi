@@ -944,12 +944,24 @@ class GenerateBatchRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TEMPLATE_ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A served model's name. Empty: the default model."""
     request_id: _builtins.str
     priority: _builtins.int
     template_arguments_json: _builtins.str
     """Extra variables of the chat template, for conversations: a JSON object."""
+    add_generation_prompt: _builtins.bool
+    """For conversations, as in ChatRequest."""
+    continue_final_message: _builtins.bool
+    truncate_prompt_tokens: _builtins.int
+    """Keep only this many tokens of each prompt, its last ones; -1: as many as the context holds."""
+    add_special_tokens: _builtins.bool
+    """Add the tokens that the model wants at the start of a text. Default true."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchPrompt]:
         """At least one. Their number times n is bounded by the gateway's largest request."""
@@ -958,12 +970,18 @@ class GenerateBatchRequest(_message.Message):
     def sampling(self) -> Global___SamplingOptions: ...
     @_builtins.property
     def stopping(self) -> Global___StoppingOptions:
-        """Absent max_tokens: 16 for texts and token ids, the rest of the context where a prompt is a conversation."""
+        """Absent max_tokens: the rest of the context."""
 
     @_builtins.property
     def response(self) -> Global___ResponseOptions: ...
     @_builtins.property
     def cache(self) -> Global___CacheOptions: ...
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """For conversations: what the template tells the model about. The output is the model's own text, calls and marks of
+        reasoning included.
+        """
+
     def __init__(
         self,
         *,
@@ -976,12 +994,28 @@ class GenerateBatchRequest(_message.Message):
         request_id: _builtins.str = ...,
         priority: _builtins.int = ...,
         template_arguments_json: _builtins.str = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "response", b"response", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "model", b"model", "priority", b"priority", "prompts", b"prompts", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "template_arguments_json", b"template_arguments_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "cache", b"cache", "continue_final_message", b"continue_final_message", "model", b"model", "priority", b"priority", "prompts", b"prompts", "request_id", b"request_id", "response", b"response", "sampling", b"sampling", "stopping", b"stopping", "template_arguments_json", b"template_arguments_json", "tools", b"tools", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
 
 Global___GenerateBatchRequest: _TypeAlias = GenerateBatchRequest  # noqa: Y015
 
@@ -1075,7 +1109,9 @@ class BatchOutput(_message.Message):
     """Place of its prompt in the request."""
     @_builtins.property
     def output(self) -> Global___GenerationDelta:
-        """All of it as one delta; its index, like that of `finished`, counts the n outputs of this prompt."""
+        """All of it as one delta; its index, like that of `finished`, counts the n outputs of this prompt. Its prompt_logprobs
+        are on index 0.
+        """
 
     @_builtins.property
     def finished(self) -> Global___GenerationFinished: ...
