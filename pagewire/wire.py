@@ -51,7 +51,7 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
             # A negative seed is the same 64 bits.
             setattr(message, name, value % 2**64 if name == "seed" else value)
     if params.structured_outputs is not None:
-        message.structured_outputs.CopyFrom(_structured_outputs_to_proto(params.structured_outputs))
+        message.structured_outputs.CopyFrom(structured_outputs_to_proto(params.structured_outputs))
     return message
 
 
@@ -81,7 +81,8 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
     )
 
 
-def _structured_outputs_to_proto(outputs: StructuredOutputs) -> common_pb2.StructuredOutputs:
+def structured_outputs_to_proto(outputs: StructuredOutputs) -> common_pb2.StructuredOutputs:
+    """Build the message."""
     message = common_pb2.StructuredOutputs()
     if outputs.choice:
         message.choice.choices.extend(outputs.choice)
