@@ -14,6 +14,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from sys import byteorder
 
+_U32 = struct.Struct("<I")
+
 BLOCK_HASH_VERSION = 1
 """Version of the encoding; it is part of the root hash, so that versions never mix."""
 
@@ -40,14 +42,45 @@ def hash_block(
     Returns:
         32 bytes.
     """
+    return hash_blocks(parent, token_ids, len(token_ids), extra_keys)[0]
+
+
+def hash_blocks(
+    parent: bytes | None,
+    token_ids: Sequence[int],
+    block_size: int,
+    extra_keys: Iterable[str] = (),
+    *,
+    first_extra_keys: Iterable[str] = (),
+) -> list[bytes]:
+    """Hash the full blocks of tokens in a row, as `hash_block` does each.
+
+    Args:
+        parent: Hash of the block before the first of them, or None.
+        token_ids: Those after it; what is left over at the end belongs to no full block.
+        block_size: Tokens in a block, at least 1.
+        extra_keys: Of every block.
+        first_extra_keys: Of the first of them besides, after those.
+
+    Returns:
+        32 bytes for each full block.
+    """
     ids = array("I", token_ids)
     if byteorder == "big":
         ids.byteswap()
-    digest = hashlib.sha256(parent or ROOT_HASH)
-    digest.update(struct.pack("<I", len(ids)))
-    digest.update(ids.tobytes())
-    for key in extra_keys:
-        encoded = key.encode()
-        digest.update(struct.pack("<I", len(encoded)))
-        digest.update(encoded)
-    return digest.digest()
+    data, num_bytes = ids.tobytes(), block_size * ids.itemsize
+    count, keys = _U32.pack(block_size), b"".join(map(_encode_key, extra_keys))
+    hashes: list[bytes] = []
+    tail = keys + b"".join(map(_encode_key, first_extra_keys))
+    digest = parent or ROOT_HASH
+    for start in range(0, len(data) - num_bytes + 1, num_bytes):
+        block = data[start : start + num_bytes]
+        digest = hashlib.sha256(b"%b%b%b%b" % (digest, count, block, tail)).digest()
+        hashes.append(digest)
+        tail = keys
+    return hashes
+
+
+def _encode_key(key: str) -> bytes:
+    encoded = key.encode()
+    return _U32.pack(len(encoded)) + encoded

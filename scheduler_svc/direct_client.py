@@ -14,7 +14,7 @@ from pagewire.kit.errors import PagewireError
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, LogprobRows, StepTimings
 from scheduler_svc.request import EngineCoreRequest
-from scheduler_svc.stop import FinishReason
+from scheduler_svc.stop import FinishReason, Stop
 
 
 @dataclass(slots=True)
@@ -26,6 +26,8 @@ class DirectOutput:
     """Of `token_ids`, where asked for."""
     prompt_logprobs: LogprobRows | None = None
     """Where asked for, with the first token: of each prompt token but the first."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; told once, not later than the first token."""
     end: FinishedRequest | None = None
     """In the last output."""
 
@@ -34,13 +36,17 @@ class DirectOutput:
 
 
 class DirectClient:
-    """Use: `attach`, `add`, iterate `stream` to its end or close it."""
+    """Use: make it, `add`, iterate `stream` to its end or close it.
 
-    def __init__(self, core: EngineCore) -> None:
+    One caller with several requests has a client each and one event for all: it waits for the
+    event and takes from each.
+    """
+
+    def __init__(self, core: EngineCore, wake: asyncio.Event | None = None) -> None:
         self._core = core
         self._output = DirectOutput()
         self._error: PagewireError | None = None
-        self._wake = asyncio.Event()
+        self._wake = wake or asyncio.Event()
         self._request_id = ""
         self.client_id = core.attach(self)
 
@@ -62,17 +68,30 @@ class DirectClient:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # Taken together: more may come while the caller is busy with what is yielded.
-            output, self._output = self._output, DirectOutput()
-            end = output.end
-            if end is None and self._error is not None:
-                raise self._error
-            if end is not None and end.reason is FinishReason.ERROR:
-                raise end.error()
+            output = self.take()
             if output:
                 yield output
-            if end is not None:
+            if output.end is not None:
                 return
+
+    def take(self) -> DirectOutput:
+        """What is new since the last time; false if nothing is.
+
+        Raises:
+            PagewireError: The request failed, or the engine goes away.
+        """
+        # Taken together: more may come while the caller is busy with it.
+        output, self._output = self._output, DirectOutput()
+        end = output.end
+        if end is None and self._error is not None:
+            raise self._error
+        if end is not None and end.reason is FinishReason.ERROR:
+            raise end.error()
+        return output
+
+    def finish(self, stop: Stop) -> None:
+        """End the request from outside, unless it has ended; what is taken next has that end."""
+        self._core.finish_requests([self._request_id], stop)
 
     def close(self) -> None:
         """End the request if it has not ended; idempotent."""
@@ -90,6 +109,8 @@ class DirectClient:
             elif logprobs is not None:
                 output.logprobs.extend(logprobs)
             output.prompt_logprobs = outputs.prompt_logprobs.get(row, output.prompt_logprobs)
+        for item in outputs.scheduled:
+            output.num_cached_tokens = item.num_cached_tokens
         self.put_finished(outputs.finished)
 
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:

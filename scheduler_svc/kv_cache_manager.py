@@ -133,9 +133,11 @@ class KVCacheManager:
             Ids of the blocks added to the tables, or None, with nothing added, if too few are free.
         """
         tables = self._tables[request.request_id]
+        end = request.num_computed_tokens + num_new_tokens
+        if end < tables.num_quiet_tokens:
+            return ()
         if self._sliding:
             self._free_out_of_window(request, tables)
-        end = request.num_computed_tokens + num_new_tokens
         num_new_blocks = -(-end // self.block_size) - len(tables.blocks[0])
         new_block_ids: Sequence[int] = ()
         if num_new_blocks > 0:
@@ -146,6 +148,9 @@ class KVCacheManager:
             tables.append(new_blocks, num_new_blocks)
             new_block_ids = [block.block_id for block in new_blocks]
         self._cache_full_blocks(request, tables, end)
+        if not self._sliding and tables.num_cached_blocks >= len(tables.blocks[0]) - 1:
+            # Only the last block is not full: until it is, decoding changes nothing here.
+            tables.num_quiet_tokens = len(tables.blocks[0]) * self.block_size
         return new_block_ids
 
     def admit(

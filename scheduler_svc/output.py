@@ -231,33 +231,27 @@ class EngineCoreOutputs:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
 
-    def add_row(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        result: ModelRunnerOutput,
-        row: int,
-        *,
-        is_first: bool,
+    def add_row(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Append new tokens of a request, at least one."""
+        self.request_ids.append(request_id)
+        self.new_token_ids.append(token_ids)
+
+    def add_logprobs(
+        self, num_tokens: int, result: ModelRunnerOutput, row: int, *, is_first: bool
     ) -> None:
-        """Append new tokens of a request, if it has any, with the logprobs that came with them.
+        """Take the logprobs that came with the row that is added next.
 
         Args:
-            request_id: The request.
-            token_ids: Its tokens that count.
+            num_tokens: New tokens of it that count.
             result: What they came with.
             row: The request's row there.
             is_first: It had no token before: only then has it not got its prompt logprobs yet.
         """
-        if not token_ids:
-            return
         if row in result.logprobs:
             # The worker drew more where an end came among drafts that were right.
-            self.logprobs[len(self.request_ids)] = result.logprobs[row].first(len(token_ids))
+            self.logprobs[len(self.request_ids)] = result.logprobs[row].first(num_tokens)
         if is_first and row in result.prompt_logprobs:
             self.prompt_logprobs[len(self.request_ids)] = result.prompt_logprobs[row]
-        self.request_ids.append(request_id)
-        self.new_token_ids.append(token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from pagewire.block_hash import hash_block
+from pagewire.block_hash import hash_blocks
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.grammar import Grammar
 from scheduler_svc.limits import SchedulerLimits
@@ -148,13 +148,15 @@ class Request:
         return len(self.all_token_ids)
 
     @property
-    def num_computable_tokens(self) -> int:
-        """Tokens that the next step can compute up to: those known and those under way.
+    def num_pending_tokens(self) -> int:
+        """Tokens that the next step can compute: those known and those under way.
 
         Nothing follows the last token of a full output, so no step computes it.
         """
         num_tokens = len(self.all_token_ids) + self.num_output_placeholders
-        return min(num_tokens, self._max_computable_tokens)
+        if num_tokens > self._max_computable_tokens:
+            num_tokens = self._max_computable_tokens
+        return num_tokens - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -191,9 +193,9 @@ class Request:
         Returns:
             Whether the step draws the next token, which is a placeholder from now on.
         """
-        self.num_computed_tokens += num_new_tokens
-        num_tokens = len(self.all_token_ids) + self.num_output_placeholders
-        if self.num_computed_tokens < num_tokens:
+        num_computed_tokens = self.num_computed_tokens + num_new_tokens
+        self.num_computed_tokens = num_computed_tokens
+        if num_computed_tokens < len(self.all_token_ids) + self.num_output_placeholders:
             return False
         self.num_output_placeholders += 1
         return True
@@ -207,22 +209,18 @@ class Request:
         block_size = self._hash_block_size
         if not block_size:
             return
-        tokens, hashes = self.all_token_ids, self.block_hashes
+        hashes = self.block_hashes
+        start = len(hashes) * block_size
         parent = hashes[-1] if hashes else None
-        for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
-            parent = hash_block(
-                parent, tokens[start : start + block_size], self._extra_keys(is_first=start == 0)
-            )
-            hashes.append(parent)
+        salt, lora_digest = self.core_request.cache_salt, self.core_request.lora_digest
+        hashes += hash_blocks(
+            parent,
+            self.all_token_ids[start:] if start else self.all_token_ids,
+            block_size,
+            () if lora_digest is None else (f"lora:{lora_digest}",),
+            first_extra_keys=() if salt is None or start else (f"salt:{salt}",),
+        )
         self._next_hash_at = (len(hashes) + 1) * block_size
-
-    def _extra_keys(self, *, is_first: bool) -> tuple[str, ...]:
-        keys = []
-        if self.core_request.lora_digest is not None:
-            keys.append(f"lora:{self.core_request.lora_digest}")
-        if is_first and self.core_request.cache_salt is not None:
-            keys.append(f"salt:{self.core_request.cache_salt}")
-        return tuple(keys)
 
 
 def max_total_tokens(core_request: EngineCoreRequest, max_model_len: int) -> int:

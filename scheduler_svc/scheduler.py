@@ -22,7 +22,6 @@ from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.new_tokens import append_tokens
 from scheduler_svc.output import (
-    CachedRequestData,
     EngineCoreOutputs,
     FinishedRequest,
     ModelRunnerOutput,
@@ -80,6 +79,8 @@ class Scheduler:
         self._step = 0
         self._num_preemptions = 0
         self._num_watermark_blocks = int(limits.watermark * limits.num_blocks)
+        # No request has more tokens than the context, so that stands for no threshold.
+        self._long_prefill_threshold = limits.long_prefill_token_threshold or limits.max_model_len
 
     @property
     def has_requests(self) -> bool:
@@ -217,31 +218,30 @@ class Scheduler:
         step, outputs = output.step, dict[int, EngineCoreOutputs]()
         drafts, errors = output.drafts, result.errors
         self._report_first_scheduled(outputs, step)
-        any_finished = False
+        any_finished, has_logprobs = False, bool(result.logprobs or result.prompt_logprobs)
         for row, (request, draws, token_ids) in enumerate(
             zip(output.requests, output.draws, result.sampled_token_ids, strict=True)
         ):
             if step <= request.dropped_through_step:
                 continue
-            stop, message = None, ""
+            stop = None
             if draws:
                 request.num_output_placeholders -= 1
             if token_ids:
                 if drafts and request.request_id in drafts:
                     num_sampled = len(token_ids)
                     self._speculation.settle_row(request, drafts[request.request_id], num_sampled)
-                is_first = request.num_output_tokens == 0
+                is_first = has_logprobs and request.num_output_tokens == 0
                 token_ids, stop = append_tokens(request, token_ids)
-                client = _outputs_for(outputs, request, step)
-                client.add_row(request.request_id, token_ids, result, row, is_first=is_first)
-            if stop is None and (row in errors or (draws and not token_ids)):
-                # Without a token nothing would ever schedule it again.
-                error = errors.get(row, _NO_TOKEN)
-                stop, message = Stop(FinishReason.ERROR, error_reason=error.reason), error.message
-                self.kv_cache.uncache_since(request, step)
-            if stop is not None:
+                if token_ids:
+                    client = _outputs_for(outputs, request, step)
+                    if has_logprobs:
+                        client.add_logprobs(len(token_ids), result, row, is_first=is_first)
+                    client.add_row(request.request_id, token_ids)
+            if stop is not None or row in errors or (draws and not token_ids):
                 any_finished = True
-                finished = self._finish(request, stop, message)
+                # Without a token nothing would ever schedule it again.
+                finished = self._finish_row(request, stop, errors.get(row, _NO_TOKEN), step)
                 _outputs_for(outputs, request, step).finished.append(finished)
         if any_finished:
             self._drop_finished_from_running()
@@ -358,24 +358,26 @@ class Scheduler:
         # By index: a preemption shortens the list, before or behind the cursor's request.
         running, index = self._running, 0
         pipelined, max_rows = self.limits.num_stages > 1, self._max_running_rows
+        allocate_slots, threshold = self.kv_cache.allocate_slots, self._long_prefill_threshold
         while index < len(running) and plan.token_budget > 0 and len(plan.requests) < max_rows:
             request = running[index]
-            if pipelined and request.num_output_placeholders > 0:
-                index += 1
+            index += 1
+            num_new = request.num_pending_tokens
+            if num_new < 1 or (pipelined and request.num_output_placeholders > 0):
                 continue
-            num_new = min(self._num_pending_tokens(request), plan.token_budget)
+            if num_new > 1:
+                num_new = min(num_new, plan.token_budget, threshold)
             if num_new == 1 and request.drafts is not None:
-                num_behind = len(running) - index - 1
-                num_new = 0 if self._speculation.plan_row(request, plan, num_behind) else 1
-            if num_new > 0:
-                num_preempted = len(plan.preempted_req_ids)
-                block_ids = self._allocate_or_preempt(request, num_new, plan)
+                num_behind = len(running) - index
+                if self._speculation.plan_row(request, plan, num_behind):
+                    continue
+            block_ids = allocate_slots(request, num_new)
+            if block_ids is None:
+                block_ids = self._preempt_until_it_fits(request, num_new, plan)
                 if block_ids is None:
                     return
-                plan.add_cached(request, num_new, block_ids)
-                if len(plan.preempted_req_ids) > num_preempted:
-                    index = running.index(request)
-            index += 1
+                index = running.index(request) + 1
+            plan.add_cached(request, num_new, block_ids)
 
     def _schedule_waiting(self, plan: StepPlan, now_s: float) -> None:
         # The head of the queue is never skipped for a smaller request.
@@ -393,7 +395,7 @@ class Scheduler:
             if self._suspects and not self._suspects.may_join(request, self._running):
                 return
             hit = self.kv_cache.get_computed_blocks(request)
-            num_new = self._num_pending_tokens(request, hit.num_tokens)
+            num_new = min(request.num_pending_tokens - hit.num_tokens, self._long_prefill_threshold)
             if num_new > plan.token_budget and not self.limits.enable_chunked_prefill:
                 return
             num_new = min(num_new, plan.token_budget)
@@ -418,7 +420,7 @@ class Scheduler:
             draws=draws,
             total_num_scheduled_tokens=sum(plan.num_scheduled_tokens),
             scheduled_new_reqs=plan.new_reqs,
-            scheduled_cached_reqs=CachedRequestData(plan.cached_req_ids, plan.new_block_ids),
+            scheduled_cached_reqs=plan.cached_requests(),
             finished_req_ids=self._finished_req_ids,
             preempted_req_ids=self._preempted_req_ids,
             drafts=plan.drafts,
@@ -442,23 +444,16 @@ class Scheduler:
         """Running requests that one step may have, so that every pipeline stage has a step."""
         return -(-len(self._running) // self.limits.num_stages)
 
-    def _num_pending_tokens(self, request: Request, num_hit_tokens: int = 0) -> int:
-        num_new = request.num_computable_tokens - request.num_computed_tokens - num_hit_tokens
-        threshold = self.limits.long_prefill_token_threshold
-        return threshold if 0 < threshold < num_new else num_new
-
-    def _allocate_or_preempt(
+    def _preempt_until_it_fits(
         self, request: Request, num_new: int, plan: StepPlan
     ) -> Sequence[int] | None:
-        """Make room for a running request, at the cost of others if need be.
+        """Make room for a running request at the cost of others.
 
         Returns:
             The new block ids; None if the request itself had to go.
         """
-        while True:
-            block_ids = self.kv_cache.allocate_slots(request, num_new)
-            if block_ids is not None:
-                return block_ids
+        block_ids = None
+        while block_ids is None:
             victim = self._waiting.pick_victim(self._running)
             if plan.remove(victim):
                 # What this step was to write for it stays unwritten.
@@ -467,6 +462,8 @@ class Scheduler:
             plan.preempted_req_ids.append(victim.request_id)
             if victim is request:
                 return None
+            block_ids = self.kv_cache.allocate_slots(request, num_new)
+        return block_ids
 
     def _preempt(self, request: Request) -> None:
         self.kv_cache.free(request)
@@ -496,6 +493,16 @@ class Scheduler:
         request.num_output_placeholders = 0
         # Of a request that has ended they are dropped for good.
         request.dropped_through_step = max(request.dropped_through_step, self._step)
+
+    def _finish_row(
+        self, request: Request, stop: Stop | None, error: RowError, step: int
+    ) -> FinishedRequest:
+        """End a request of a step: by its tokens, or else by the error."""
+        if stop is not None:
+            return self._finish(request, stop, "")
+        self.kv_cache.uncache_since(request, step)
+        stop = Stop(FinishReason.ERROR, error_reason=error.reason)
+        return self._finish(request, stop, error.message)
 
     def _finish(self, request: Request, stop: Stop, message: str) -> FinishedRequest:
         if request.status is RequestStatus.RUNNING:

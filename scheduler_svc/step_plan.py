@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler_svc.output import NewRequestData
+from scheduler_svc.output import CachedRequestData, NewRequestData
 from scheduler_svc.request import Request
 
 
@@ -20,8 +20,8 @@ class StepPlan:
     token_budget: int
     requests: list[Request] = field(default_factory=list)
     num_scheduled_tokens: list[int] = field(default_factory=list)
-    cached_req_ids: list[str] = field(default_factory=list)
     new_block_ids: list[Sequence[int]] = field(default_factory=list)
+    """By row, of those that the worker knows: they come first."""
     new_reqs: list[NewRequestData] = field(default_factory=list)
     preempted_req_ids: list[str] = field(default_factory=list)
     drafts: dict[str, Sequence[int]] = field(default_factory=dict)
@@ -43,7 +43,6 @@ class StepPlan:
         self.token_budget -= num_new
         self.requests.append(request)
         self.num_scheduled_tokens.append(num_new)
-        self.cached_req_ids.append(request.request_id)
         self.new_block_ids.append(block_ids)
 
     def remove(self, request: Request) -> bool:
@@ -54,11 +53,15 @@ class StepPlan:
         if request not in self.requests:
             return False
         row = self.requests.index(request)
-        for column in (self.requests, self.cached_req_ids, self.new_block_ids):
-            del column[row]
+        del self.requests[row], self.new_block_ids[row]
         self._count_drafts(request, -len(self.drafts.pop(request.request_id, ())))
         self.token_budget += self.num_scheduled_tokens.pop(row)
         return True
+
+    def cached_requests(self) -> CachedRequestData:
+        """The rows that the worker knows."""
+        cached = self.requests[: len(self.new_block_ids)]
+        return CachedRequestData([request.request_id for request in cached], self.new_block_ids)
 
     def _count_drafts(self, request: Request, num_drafts: int) -> None:
         self.num_drafts += num_drafts

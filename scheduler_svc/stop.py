@@ -6,7 +6,7 @@ text and aborts the request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -31,6 +31,11 @@ class StopRules:
     num_prompt_tokens: int
     max_total_tokens: int
     """Prompt and output tokens at which the output is full: by max_tokens or the context."""
+    ending_token_ids: frozenset[int] = field(init=False)
+    """Those that may end the output at all: most tokens are not among them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ending_token_ids", self.eos_token_ids | self.stop_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ def check_stop(rules: StopRules, num_tokens: int, last_token_id: int) -> Stop | 
     Returns:
         None to go on.
     """
+    if num_tokens < rules.max_total_tokens and last_token_id not in rules.ending_token_ids:
+        return None
     if num_tokens - rules.num_prompt_tokens < rules.min_tokens:
         return None
     if last_token_id in rules.eos_token_ids:

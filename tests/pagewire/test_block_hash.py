@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pagewire.block_hash import ROOT_HASH, hash_block
+from pagewire.block_hash import ROOT_HASH, hash_block, hash_blocks
 
 TOKENS = list(range(16))
 
@@ -49,3 +49,15 @@ def test_another_process_with_another_hash_seed_agrees() -> None:
 def test_a_token_id_that_does_not_fit_in_32_bits_is_an_error() -> None:
     with pytest.raises(OverflowError):
         hash_block(None, [2**32])
+
+
+def test_blocks_in_a_row_are_hashed_as_one_after_another() -> None:
+    tokens, start = list(range(70)), hash_block(None, [7] * 16)
+    hashes = hash_blocks(start, tokens, 16, ("lora:a",), first_extra_keys=("salt:b",))
+    parent, expected = start, []
+    for index in range(4):
+        keys = ("lora:a", "salt:b") if index == 0 else ("lora:a",)
+        parent = hash_block(parent, tokens[16 * index : 16 * (index + 1)], keys)
+        expected.append(parent)
+    assert hashes == expected
+    assert hash_blocks(start, tokens[:15], 16) == []

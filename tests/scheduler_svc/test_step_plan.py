@@ -12,7 +12,8 @@ def test_rows_take_from_the_budget_and_give_back_what_they_took() -> None:
     assert plan.remove(first)
     assert plan.token_budget == 9
     assert (plan.requests, plan.num_scheduled_tokens) == ([second], [1])
-    assert (plan.cached_req_ids, plan.new_block_ids) == ([second.request_id], [[]])
+    cached = plan.cached_requests()
+    assert (cached.request_ids, cached.new_block_ids) == ([second.request_id], [[]])
 
 
 def test_a_request_that_is_not_in_the_step_cannot_be_taken_out() -> None:
