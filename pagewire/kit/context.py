@@ -1,4 +1,4 @@
-"""The request id and trace context of the work at hand, and their way through metadata.
+"""The request id, client and trace context of the work at hand, and their way through metadata.
 
 Held in context variables: each asyncio task has its own copy, tasks started from it inherit it.
 Server interceptors bind it, channels send it on, logs print it. It makes no spans: a traceparent
@@ -20,6 +20,7 @@ TRACESTATE_KEY = "tracestate"
 _REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 _TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 _TRACESTATE: ContextVar[str | None] = ContextVar("tracestate", default=None)
+_CLIENT: ContextVar[str | None] = ContextVar("client", default=None)
 
 # Ids come from strangers and end up in logs and headers.
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -53,6 +54,19 @@ def trace_id() -> str | None:
     """Return the 32 hexadecimal digits that name the trace, if any."""
     value = _TRACEPARENT.get()
     return value.split("-")[1] if value else None
+
+
+def client() -> str | None:
+    """Return the name of the client that the current task works for, if it is known."""
+    return _CLIENT.get()
+
+
+def set_client(name: str) -> None:
+    """Name the client for the rest of the current task, for logs; it is not sent on.
+
+    Not for a block: what is logged at the end of the call, outside of it, shall have the name.
+    """
+    _CLIENT.set(name)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pagewire.kit.errors import (
 )
 from pagewire.kit.logs import get_logger
 from pagewire.kit.metrics import RpcMetrics
-from pagewire.kit.rpc_handlers import Context, Handler, wrap_handler
+from pagewire.kit.rpc_handlers import Context, Handler, refuse_undecodable, wrap_handler
 
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
@@ -88,7 +88,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             handler = _raising_handler(exc)
         if handler is None:
             return None
-        return wrap_handler(handler, lambda context: _mapped_errors(method, context))
+        readable = refuse_undecodable(handler)
+        return wrap_handler(readable, lambda context: _mapped_errors(method, context))
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 
 A line is rendered where it is logged and written by a thread behind a bounded queue: when stderr
 is slower than the logs, lines are dropped and counted. Levels can change while the process runs.
-`request_id` and `trace_id` come from `pagewire.kit.context`. Before `configure_logging` (in tests,
-in libraries) records simply go to the standard library's handlers.
+`request_id`, `trace_id` and `client` come from `pagewire.kit.context`. Before `configure_logging`
+(in tests, in libraries) records simply go to the standard library's handlers.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def _add_ids(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
         event.setdefault("request_id", request_id)
     if (trace_id := context.trace_id()) is not None:
         event.setdefault("trace_id", trace_id)
+    if (client := context.client()) is not None:
+        event.setdefault("client", client)
     return event
 
 

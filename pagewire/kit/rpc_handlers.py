@@ -2,17 +2,20 @@
 
 grpc.aio has four kinds of handlers, and stream handlers may yield or call `context.write`.
 `wrap_handler` gives them one shape, an async context manager around the whole call; the
-interceptors of `pagewire.kit.interceptors` are written in it.
+interceptors of `pagewire.kit.interceptors` are written in it. `refuse_undecodable` gives bytes that
+are no message the status of bad input.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
+
+from pagewire.kit.errors import InvalidRequestError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -31,6 +34,77 @@ def wrap_handler(handler: Handler, around: Around) -> Handler:
     _refuse_sync(behavior)
     wrapped = _stream(behavior, around) if handler.response_streaming else _unary(behavior, around)
     return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+
+def refuse_undecodable(handler: Handler) -> Handler:
+    """Return the handler, with `InvalidRequestError` for bytes that are no message of its type.
+
+    By itself gRPC answers UNKNOWN, and no interceptor hears of it. A call with one request raises
+    it before its handler starts; a stream raises it where its handler reads.
+    """
+    deserializer = handler.request_deserializer
+    if deserializer is None:
+        return handler
+    behavior, make = _parts(handler)
+    if handler.request_streaming:
+        return make(behavior, _raising(deserializer), handler.response_serializer)
+    _refuse_sync(behavior)
+    return make(_checked(behavior), _marking(deserializer), handler.response_serializer)
+
+
+class _Undecodable:
+    """Stands for a request that could not be read."""
+
+
+_UNDECODABLE: Final = _Undecodable()
+
+
+def _raising(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def deserialize(message: bytes) -> Any:
+        try:
+            return deserializer(message)
+        except Exception:  # protobuf's errors quote the bytes, and say nothing of use
+            raise _undecodable() from None
+
+    return deserialize
+
+
+def _marking(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Read a single request: gRPC does so outside all handlers, where no exception is mapped."""
+
+    def deserialize(message: bytes) -> Any:
+        try:
+            return deserializer(message)
+        except Exception:
+            return _UNDECODABLE
+
+    return deserialize
+
+
+def _checked(behavior: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(behavior):
+
+        async def call(request: Any, context: Context) -> Any:
+            if request is _UNDECODABLE:
+                raise _undecodable()
+            return await behavior(request, context)
+
+        return call
+
+    async def stream(request: Any, context: Context) -> None:
+        if request is _UNDECODABLE:
+            raise _undecodable()
+        await _write_all(behavior(request, context), context)
+
+    return stream
+
+
+def _undecodable() -> InvalidRequestError:
+    return InvalidRequestError(
+        "the message is not of the type that the method takes; client and server may be generated"
+        " from different versions of the .proto",
+        reason="UNDECODABLE_MESSAGE",
+    )
 
 
 def _parts(handler: Handler) -> tuple[Callable[..., Any], Callable[..., Handler]]:
@@ -68,8 +142,13 @@ def _stream(behavior: Callable[..., Any], around: Around) -> Callable[..., Any]:
         return _unary(behavior, around)
 
     async def call(request: Any, context: Context) -> None:
-        async with around(context), aclosing(behavior(request, context)) as messages:
-            async for message in messages:
-                await context.write(message)
+        async with around(context):
+            await _write_all(behavior(request, context), context)
 
     return call
+
+
+async def _write_all(generator: AsyncGenerator[Any, None], context: Context) -> None:
+    async with aclosing(generator) as messages:
+        async for message in messages:
+            await context.write(message)

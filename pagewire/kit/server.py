@@ -47,6 +47,8 @@ __all__ = [
 Registrar = Callable[[grpc.aio.Server], None]
 
 _ADMIN_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+# By default a connection that says nothing is kept for two minutes.
+_HANDSHAKE_TIMEOUT_MS = 20_000
 
 log = get_logger("pagewire.kit.server")
 
@@ -69,6 +71,8 @@ class ServerConfig:
     """Least severe log lines that are written; SetLogLevel changes it while the service runs."""
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     """Largest message that the server accepts."""
+    max_connections: int | None = None
+    """Most connections to `listen` at a time, more are closed; none: no limit."""
 
     def __post_init__(self) -> None:
         check_listen("listen", self.listen)
@@ -80,6 +84,8 @@ class ServerConfig:
             raise ValueError("drain_timeout_s", self.drain_timeout_s, "must not be negative")
         if self.max_message_bytes < 1024:
             raise ValueError("max_message_bytes", self.max_message_bytes, "must be at least 1024")
+        if self.max_connections is not None and self.max_connections < 1:
+            raise ValueError("max_connections", self.max_connections, "must be at least 1")
 
 
 class ServiceServer:
@@ -107,7 +113,7 @@ class ServiceServer:
             register: Functions that add servicers to the server of `listen`, for example
                 `lambda server: add_XServicer_to_server(servicer, server)`.
             register_admin: The same for `admin_listen`, which has `AdminService` anyway.
-            interceptors: The service's own, run inside those of the kit.
+            interceptors: The service's own, run inside those of the kit, for calls to `listen`.
             registry: Metrics of the service; default: a new one with the process's figures.
         """
         self.service_name = service_name
@@ -115,11 +121,21 @@ class ServiceServer:
         self._config = config
         self._health = HealthServicer()
         self._health.set(service_name, False, "starting")
-        self._interceptors = [*server_interceptors(RpcMetrics(self.registry)), *interceptors]
-        self._main = _Listener(config.listen, register)
+        common = server_interceptors(RpcMetrics(self.registry))
+        self._main = _Listener(
+            config.listen,
+            register,
+            [*common, *interceptors],
+            _options(config.max_message_bytes, config.max_connections),
+        )
         self._admin: _Listener | None = None
         if config.admin_listen is not None:
-            self._admin = _Listener(config.admin_listen, [_register_admin, *register_admin])
+            self._admin = _Listener(
+                config.admin_listen,
+                [_register_admin, *register_admin],
+                common,
+                _options(_ADMIN_MAX_MESSAGE_BYTES, None),
+            )
         self._metrics: MetricsServer | None = None
         self._serving: bool | None = None
 
@@ -147,8 +163,8 @@ class ServiceServer:
             FailedPreconditionError: An address cannot be had. What had started is stopped again.
         """
         try:
-            for listener, limit in self._listeners():
-                await listener.start(self._health, self._interceptors, limit)
+            for listener in filter(None, (self._main, self._admin)):
+                await listener.start(self._health)
             if self._config.metrics_port:
                 host, port = self._config.metrics_host, self._config.metrics_port
                 self._metrics = MetricsServer.start(self.registry, host, port)
@@ -185,33 +201,28 @@ class ServiceServer:
             metrics, self._metrics = self._metrics, None
             await metrics.stop()
 
-    def _listeners(self) -> list[tuple[_Listener, int]]:
-        pairs = [(self._main, self._config.max_message_bytes)]
-        if self._admin is not None:
-            pairs.append((self._admin, _ADMIN_MAX_MESSAGE_BYTES))
-        return pairs
-
 
 class _Listener:
     """One gRPC server on one address, with health and reflection beside its services."""
 
-    def __init__(self, address: str, register: Sequence[Registrar]) -> None:
+    def __init__(
+        self,
+        address: str,
+        register: Sequence[Registrar],
+        interceptors: Sequence[grpc.aio.ServerInterceptor],
+        options: Sequence[tuple[str, int]],
+    ) -> None:
         self.address = address
         self._path = unix_path(address)
         self._register = register
+        self._interceptors = interceptors
+        self._options = options
         self._server: grpc.aio.Server | None = None
 
-    async def start(
-        self,
-        health: HealthServicer,
-        interceptors: Sequence[grpc.aio.ServerInterceptor],
-        max_message_bytes: int,
-    ) -> None:
+    async def start(self, health: HealthServicer) -> None:
         if self._path is not None:
             SOCKET_FILES.prepare(self._path)
-        server = grpc.aio.server(
-            interceptors=list(interceptors), options=_options(max_message_bytes)
-        )
+        server = grpc.aio.server(interceptors=list(self._interceptors), options=list(self._options))
         collected = _Collected(server)
         for register in self._register:
             register(cast(grpc.aio.Server, collected))
@@ -263,8 +274,8 @@ def _register_admin(server: grpc.aio.Server) -> None:
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(), server)
 
 
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
-    return [
+def _options(max_message_bytes: int, max_connections: int | None) -> list[tuple[str, int]]:
+    options = [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Without this a second process silently shares the port.
@@ -276,4 +287,8 @@ def _options(max_message_bytes: int) -> list[tuple[str, int]]:
         # Peers ping idle connections every 10 to 30 s; by default that ends in GOAWAY.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
     ]
+    if max_connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", max_connections))
+    return options

@@ -19,10 +19,12 @@ SERVICE = "pagewire.test.Echo"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-def registrar(**behaviors: Callable[..., Any]) -> Callable[[grpc.aio.Server], None]:
+def registrar(
+    deserializer: Callable[[bytes], Any] | None = None, **behaviors: Callable[..., Any]
+) -> Callable[[grpc.aio.Server], None]:
     """Register handlers as generated code does; keys are kinds, which are also method names."""
     handlers = {
-        kind: getattr(grpc, f"{kind}_rpc_method_handler")(behavior)
+        kind: getattr(grpc, f"{kind}_rpc_method_handler")(behavior, deserializer)
         for kind, behavior in behaviors.items()
     }
 
@@ -55,12 +57,15 @@ class Echo:
 
 @asynccontextmanager
 async def start_echo(
-    listen: str = "127.0.0.1:0", interceptors: Any = (), **behaviors: Callable[..., Any]
+    listen: str = "127.0.0.1:0",
+    interceptors: Any = (),
+    deserializer: Callable[[bytes], Any] | None = None,
+    **behaviors: Callable[..., Any],
 ) -> AsyncIterator[Echo]:
     server = ServiceServer(
         ServerConfig(listen=listen, max_message_bytes=64 * 1024),
         SERVICE,
-        [registrar(**behaviors)],
+        [registrar(deserializer, **behaviors)],
         interceptors=interceptors,
     )
     await server.start()

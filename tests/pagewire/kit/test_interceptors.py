@@ -7,9 +7,16 @@ import re
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from prometheus_client import generate_latest
 
-from pagewire.kit.errors import InternalError, NotFoundError, UnauthenticatedError, from_rpc_error
+from pagewire.kit.errors import (
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    UnauthenticatedError,
+    from_rpc_error,
+)
 from pagewire.kit.rpc_handlers import wrap_handler
 
 from .echo_service import KINDS, handler_of, start_echo
@@ -254,6 +261,44 @@ async def test_a_refused_call_is_logged_with_its_code_and_time(caplog):
     assert (line["code"], line["method"]) == ("NOT_FOUND", "/pagewire.test.Echo/unary_unary")
     assert line["duration_s"] >= 0
     assert json.dumps({key: value for key, value in line.items() if key != "exc_info"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_bytes_that_are_no_message_are_bad_input(kind, caplog):
+    started = []
+
+    async def read_first(request, context):
+        if kind.startswith("stream"):
+            request = await anext(aiter(request))
+        started.append(request)
+        return request.service.encode()
+
+    async def read_first_and_yield(request, context):
+        yield await read_first(request, context)
+
+    handler = read_first_and_yield if kind.endswith("stream") else read_first
+    decode = health_pb2.HealthCheckRequest.FromString
+    async with start_echo(deserializer=decode, **{kind: handler}) as echo:
+        for garbage in (b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xfe"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echo.answer(kind, garbage)
+            error = from_rpc_error(caught.value)
+            assert type(error) is InvalidRequestError, caught.value
+            assert error.reason == "UNDECODABLE_MESSAGE"
+        assert started == []
+        assert await echo.answer(kind, b"\x0a\x02ab") == [b"ab"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_stream_that_reads_by_itself_hears_of_bytes_that_are_no_message():
+    async def read(requests, context):
+        await context.read()
+
+    decode = health_pb2.HealthCheckRequest.FromString
+    async with start_echo(deserializer=decode, stream_stream=read) as echo:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo.answer("stream_stream", b"\xff\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_plain_function_is_refused_as_a_handler():

@@ -1,5 +1,6 @@
 """JSON logs: fields, levels at run time, and what a stuck stream costs."""
 
+import contextvars
 import io
 import json
 import logging
@@ -45,6 +46,16 @@ def test_a_line_has_event_fields_service_and_ids(stream):
         "request_id": "r1",
         "trace_id": "ab" * 16,
     }
+
+
+def test_a_line_names_the_client_once_it_is_known(stream):
+    def work() -> None:
+        context.set_client("team-a")
+        get_logger("pagewire.a").info("started")
+
+    contextvars.copy_context().run(work)
+    get_logger("pagewire.a").info("other")
+    assert [line.get("client") for line in lines(stream)] == ["team-a", None]
 
 
 def test_logs_of_libraries_have_the_same_form(stream):

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pagewire.kit.channels import open_channel
 from pagewire.kit.config import ConfigError, load_config, to_argv
-from pagewire.kit.errors import FailedPreconditionError
+from pagewire.kit.errors import FailedPreconditionError, UnauthenticatedError
 from pagewire.kit.healthcheck import check
 from pagewire.kit.server import ServerConfig, ServiceServer
 
@@ -179,3 +179,39 @@ def test_a_bad_server_setting_is_one_clear_line(flag, part):
 def test_server_settings_reach_a_child_as_flags():
     config = ServerConfig(listen="unix:/a/b", drain_timeout_s=2.0)
     assert to_argv(config, env={}) == ["--listen=unix:/a/b", "--drain-timeout=2.0"]
+
+
+async def test_more_connections_than_the_limit_are_closed():
+    server = make_server(max_connections=1)
+    await server.start()
+    try:
+        own = [("grpc.use_local_subchannel_pool", 1)]  # else the two share a connection
+        async with (
+            open_channel(server.address, options=own) as first,
+            open_channel(server.address, options=own) as second,
+        ):
+            await health_pb2_grpc.HealthStub(first).Check(health_pb2.HealthCheckRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await health_pb2_grpc.HealthStub(second).Check(health_pb2.HealthCheckRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            await health_pb2_grpc.HealthStub(first).Check(health_pb2.HealthCheckRequest())
+    finally:
+        await server.stop(0)
+
+
+async def test_a_services_own_interceptors_leave_its_administration_alone():
+    class RefuseAll(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            raise UnauthenticatedError("no key")
+
+    config = ServerConfig(admin_listen="127.0.0.1:0")
+    server = ServiceServer(config, SERVICE, [], interceptors=[RefuseAll()])
+    await server.start()
+    try:
+        async with open_channel(server.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert (await check(server.admin_address)).serving
+    finally:
+        await server.stop(0)
