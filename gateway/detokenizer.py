@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.live_request import LiveRequest
+from gateway.live_request import LiveRequest, Spelling
 from gateway.streams import Recovery
 from pagewire.kit.errors import InternalError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
@@ -34,6 +34,19 @@ class OpenRequest:
     """Characters of the coming text that the client has already."""
     is_opened: bool = False
     end_sent: bool = False
+    prompt_spelled: bool = False
+    """Whether the bytes for the prompt's logprobs are asked for."""
+
+    @property
+    def num_unsent_tokens(self) -> int:
+        """What it adds to a frame: tokens to be turned into text, and those to be spelled."""
+        request = self.request
+        num_tokens = len(request.output_token_ids) - self.num_sent_tokens
+        num_tokens += 0 if self.is_opened else self.num_replayed_tokens
+        num_tokens += sum(row.num_to_spell for row in request.waiting_logprobs)
+        if request.waiting_prompt_logprobs and not self.prompt_spelled:
+            num_tokens += sum(row.num_to_spell for row in request.waiting_prompt_logprobs)
+        return num_tokens
 
 
 class Detokenizer:
@@ -95,14 +108,15 @@ class Detokenizer:
             del self._dirty[request]
             entry = self._open[request]
             entries.append(entry)
-            num_tokens += len(request.output_token_ids) - entry.num_sent_tokens
-            num_tokens += 0 if entry.is_opened else entry.num_replayed_tokens
+            num_tokens += entry.num_unsent_tokens
         closes, self._closes = self._closes, []
         if not self._dirty:
             self.has_work.clear()
         return entries, closes
 
-    def on_text(self, handle: int, text: str, token_offset: int, is_end: bool) -> None:
+    def on_text(
+        self, handle: int, text: str, token_offset: int, is_end: bool, spelling: Spelling
+    ) -> None:
         """Deliver the text of a row; rows of requests that we have dropped are ignored."""
         entry = self._by_handle.get(handle)
         if entry is None:
@@ -111,18 +125,20 @@ class Detokenizer:
         text, token_offset = self._without_delivered(entry, text, token_offset)
         if is_end:
             self._leave(request)
-            request.complete(text, token_offset)
+            request.complete(text, token_offset, spelling)
         else:
-            request.deliver(text, token_offset)
+            request.deliver(text, token_offset, spelling)
 
-    def on_stop(self, handle: int, text: str, token_offset: int, stop_index: int) -> None:
+    def on_stop(
+        self, handle: int, text: str, token_offset: int, stop_index: int, spelling: Spelling
+    ) -> None:
         """End a request whose text met a stop string."""
         entry = self._by_handle.get(handle)
         if entry is None:
             return
         text, _ = self._without_delivered(entry, text, token_offset)
         self._leave(entry.request)
-        entry.request.stop_at(text, token_offset, stop_index)
+        entry.request.stop_at(text, token_offset, stop_index, spelling)
 
     def on_error(self, handle: int, message: str) -> None:
         """End a request that the tokenizer cannot detokenize; the engine is told by its client."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from gateway.detokenizer import Detokenizer, OpenRequest
+from gateway.live_request import NOTHING_SPELLED, Spelling
+from gateway.logprobs import ids_to_spell
 from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
 from pagewire.kit.heartbeat import Watchdog, send_heartbeats
 from pagewire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
@@ -27,11 +30,21 @@ _NUM_CONTEXT_TOKENS = 7
 
 
 @dataclass(frozen=True, slots=True)
+class _ToSpell:
+    """Token ids of a row whose bytes are asked for, for logprobs of the prompt and the output."""
+
+    handle: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class _SentFrame:
     """What must be known of a frame until it is answered."""
 
     number: int
     ended_handles: frozenset[int]
+    spelled: Sequence[_ToSpell]
 
 
 class DetokenizerStream:
@@ -72,10 +85,11 @@ class DetokenizerStream:
             await self._window.acquire()
             entries, closes = self._detokenizer.take_work(_MAX_FRAME_TOKENS)
             frame = tokenizer_pb2.DetokenizeRequest(frame=next(self._frames), closes=closes)
-            for entry in entries:
-                _fill(frame, entry)
+            rows = [row for entry in entries if (row := _fill(frame, entry)) is not None]
+            spelled = [row for row in rows if row.prompt or row.output]
+            _ask_bytes(frame, rows, spelled)
             ended = frozenset(entry.handle for entry in entries if entry.end_sent)
-            self._unanswered.append(_SentFrame(frame.frame, ended))
+            self._unanswered.append(_SentFrame(frame.frame, ended, spelled))
             await self._write(frame)
 
     async def _beat(self) -> None:
@@ -103,22 +117,28 @@ class DetokenizerStream:
             raise StreamLostError("the answers are out of order")
         sent = self._unanswered.popleft()
         self._window.release()
-        stops = _stops(frame)
+        stops, spellings = _stops(frame), _spellings(frame, sent.spelled)
         for handle, (text, token_offset) in _texts(frame).items():
+            spelling = spellings.get(handle, NOTHING_SPELLED)
             if handle in stops:
                 stop_index, stop_offset = stops.pop(handle)
-                self._detokenizer.on_stop(handle, text, stop_offset, stop_index)
+                self._detokenizer.on_stop(handle, text, stop_offset, stop_index, spelling)
             else:
                 is_end = handle in sent.ended_handles
-                self._detokenizer.on_text(handle, text, token_offset, is_end)
+                self._detokenizer.on_text(handle, text, token_offset, is_end, spelling)
         for handle, (stop_index, stop_offset) in stops.items():
-            self._detokenizer.on_stop(handle, "", stop_offset, stop_index)
+            spelling = spellings.get(handle, NOTHING_SPELLED)
+            self._detokenizer.on_stop(handle, "", stop_offset, stop_index, spelling)
         for error in frame.errors:
             self._detokenizer.on_error(error.handle, error.message)
 
 
-def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> None:
-    """Add an open if it is due, and a row if there is anything beyond what the open replays."""
+def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> _ToSpell | None:
+    """Add an open if it is due, and a row if there is anything beyond what the open replays.
+
+    Returns:
+        What is to be spelled for the row; None: there is no row.
+    """
     request, finish = entry.request, entry.request.engine_finish
     params = request.request.sampling_params
     if not entry.is_opened:
@@ -134,7 +154,8 @@ def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> None:
         )
     new_token_ids = request.output_token_ids[entry.num_sent_tokens :]
     if not new_token_ids and finish is None:
-        return
+        return None
+    to_spell = _to_spell(entry, new_token_ids)
     entry.num_sent_tokens += len(new_token_ids)
     entry.end_sent = finish is not None
     frame.handles.append(entry.handle)
@@ -147,6 +168,47 @@ def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> None:
         and bool(new_token_ids)
         and not params.include_stop_str_in_output
     )
+    return to_spell
+
+
+def _to_spell(entry: OpenRequest, new_token_ids: Sequence[int]) -> _ToSpell:
+    """Collect what the logprobs that go with the row need."""
+    request, prompt, output = entry.request, list[int](), list[int]()
+    if request.waiting_prompt_logprobs is not None and not entry.prompt_spelled:
+        entry.prompt_spelled = True
+        token_ids = request.request.prompt_token_ids[1:]
+        prompt = list(ids_to_spell(token_ids, request.waiting_prompt_logprobs))
+    if request.wants_logprobs:
+        # What waits begins with the first token that is not delivered.
+        start = entry.num_sent_tokens - request.num_delivered_tokens
+        output = list(ids_to_spell(new_token_ids, request.waiting_logprobs[start:]))
+    return _ToSpell(entry.handle, prompt, output)
+
+
+def _ask_bytes(
+    frame: tokenizer_pb2.DetokenizeRequest, rows: Sequence[_ToSpell], spelled: Sequence[_ToSpell]
+) -> None:
+    if spelled:
+        frame.extra_counts.extend(len(row.prompt) + len(row.output) for row in rows)
+        for row in spelled:
+            frame.extra_token_ids.extend(row.prompt)
+            frame.extra_token_ids.extend(row.output)
+
+
+def _spellings(
+    frame: tokenizer_pb2.DetokenizeResponse, spelled: Sequence[_ToSpell]
+) -> dict[int, Spelling]:
+    """Return the bytes that were asked for, by handle."""
+    token_bytes = frame.extra_token_bytes
+    if len(token_bytes) != sum(len(row.prompt) + len(row.output) for row in spelled):
+        raise StreamLostError("not as many tokens are spelled as were asked for")
+    spellings, start = {}, 0
+    for row in spelled:
+        middle = start + len(row.prompt)
+        end = middle + len(row.output)
+        spellings[row.handle] = Spelling(token_bytes[start:middle], token_bytes[middle:end])
+        start = end
+    return spellings
 
 
 def _stops(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[int, int]]:

@@ -25,7 +25,7 @@ from gateway.live_request import (
     StreamOwner,
     TokenSink,
 )
-from gateway.logprobs import read_prompt_logprobs
+from gateway.logprobs import read_output_logprobs, read_prompt_logprobs
 from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
 from pagewire.kit.errors import (
     DeadlineExceededError,
@@ -287,7 +287,7 @@ class EngineStream:
                 request.note_scheduled(num_cached_tokens)
         for handle, prompt_logprobs in read_prompt_logprobs(outputs):
             if (request := self._requests.get(handle)) is not None:
-                request.prompt_logprobs = prompt_logprobs
+                request.waiting_prompt_logprobs = prompt_logprobs
         touched = dict.fromkeys(self._take_tokens(outputs))
         touched.update(dict.fromkeys(self._take_finishes(outputs)))
         if touched:
@@ -295,16 +295,27 @@ class EngineStream:
 
     def _take_tokens(self, outputs: scheduler_pb2.EngineOutputs) -> Iterable[LiveRequest]:
         token_ids: Sequence[int] = outputs.token_ids
+        logprobs = read_output_logprobs(outputs)
         start = 0
         for handle, count in _rows(outputs.handles, outputs.token_counts):
             request = self._requests.get(handle)
-            # A row of a request that we have ended meanwhile is late, not wrong.
-            if request is not None:
-                request.output_token_ids += token_ids[start : start + count]
-                yield request
+            new_token_ids = token_ids[start : start + count]
             start += count
+            # A row of a request that we have ended meanwhile is late, not wrong.
+            if request is None:
+                continue
+            if request.add_tokens(new_token_ids, logprobs.get(handle)):
+                yield request
+            else:
+                self._fail_without_logprobs(request)
         if start != len(token_ids):
             raise StreamLostError("token counts and token ids do not fit")
+
+    def _fail_without_logprobs(self, request: LiveRequest) -> None:
+        log.error("logprobs_missing", request_id=request.request.request_id)
+        self.abort(request, AbortReason.CLIENT_GONE)
+        self._sink.forget(request)
+        request.fail(InternalError("the engine sent no logprobs", reason="ENGINE_ERROR"))
 
     def _take_finishes(self, outputs: scheduler_pb2.EngineOutputs) -> Iterable[LiveRequest]:
         for handle, reason, stop_plus_one in _rows(

@@ -12,8 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.generation import AbortReason, Finished, FinishReason
-from gateway.logprobs import PromptLogprobs
+from gateway.generation import (
+    AbortReason,
+    Finished,
+    FinishReason,
+    Output,
+    PromptLogprobs,
+)
+from gateway.logprobs import LogprobRow, spell
 from gateway.output_collector import OutputCollector
 from pagewire.kit.errors import PagewireError
 from pagewire.sampling_params import SamplingParams
@@ -69,6 +75,17 @@ class EngineFinish:
     """The stop or end-of-sequence token that ended it; it is the last output token."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """Bytes of tokens whose logprobs are delivered, in the order of `logprobs.ids_to_spell`."""
+
+    prompt: Sequence[bytes] = ()
+    output: Sequence[bytes] = ()
+
+
+NOTHING_SPELLED = Spelling()
+
+
 class LiveRequest:
     """The state of one output. Ended for good once `is_over`.
 
@@ -91,8 +108,10 @@ class LiveRequest:
         self.num_delivered_tokens = 0
         self.num_delivered_chars = 0
         self.num_cached_tokens: int | None = None
-        self.prompt_logprobs: PromptLogprobs | None = None
-        """Where asked for; there since the first output token."""
+        self.waiting_logprobs: list[LogprobRow] = []
+        """Of the tokens that are not delivered yet, where asked for."""
+        self.waiting_prompt_logprobs: list[LogprobRow] | None = None
+        """Of the prompt without its first token, where asked for, until they are delivered."""
         self.engine_finish: EngineFinish | None = None
         self.is_over = False
         self._eos_token_ids = eos_token_ids
@@ -113,16 +132,34 @@ class LiveRequest:
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached_tokens
 
-    def deliver(self, text: str, token_offset: int) -> None:
-        """Pass on the text of the output tokens up to `token_offset`."""
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.request.sampling_params.logprobs is not None
+
+    def add_tokens(self, token_ids: Sequence[int], logprobs: Sequence[LogprobRow] | None) -> bool:
+        """Take new output tokens; False: their logprobs are asked for and are not there."""
+        if self.wants_logprobs:
+            if logprobs is None or len(logprobs) != len(token_ids):
+                return False
+            self.waiting_logprobs += logprobs
+        self.output_token_ids += token_ids
+        return True
+
+    def deliver(self, text: str, token_offset: int, spelling: Spelling = NOTHING_SPELLED) -> None:
+        """Pass on the text of the output tokens up to `token_offset`.
+
+        Args:
+            text: What they add to the text that was passed on before.
+            token_offset: Number of output tokens.
+            spelling: Bytes for the logprobs of the tokens that are new with it.
+        """
         if self.is_over:
             return
-        tokens = self.output_token_ids[self.num_delivered_tokens : token_offset]
-        self._advance(text, token_offset)
-        if text or tokens:
-            self._collector.put(self.index, text, tokens)
+        output = self._take_output(text, token_offset, spelling)
+        if text or output.token_ids:
+            self._collector.put(output)
 
-    def complete(self, text: str, token_offset: int) -> None:
+    def complete(self, text: str, token_offset: int, spelling: Spelling = NOTHING_SPELLED) -> None:
         """End as the engine did, with the last text."""
         finish = self.engine_finish
         if self.is_over or finish is None:
@@ -134,15 +171,22 @@ class LiveRequest:
             stop_token_id=None if is_eos else matched,
             eos_token_id=matched if is_eos else None,
         )
-        self._end(text, token_offset, finished)
+        self._end(self._take_output(text, token_offset, spelling), finished)
 
-    def stop_at(self, text: str, token_offset: int, stop_index: int) -> None:
+    def stop_at(
+        self,
+        text: str,
+        token_offset: int,
+        stop_index: int,
+        spelling: Spelling = NOTHING_SPELLED,
+    ) -> None:
         """End at a stop string: output and usage end with the token that completed it."""
         if self.is_over:
             return
         del self.output_token_ids[token_offset:]
         stop_string = self.request.sampling_params.stop[stop_index]
-        self._end(text, token_offset, Finished(FinishReason.STOP, stop_string=stop_string))
+        finished = Finished(FinishReason.STOP, stop_string=stop_string)
+        self._end(self._take_output(text, token_offset, spelling), finished)
         if self.owner is not None:
             self.owner.abort(self, AbortReason.STOP_STRING)
 
@@ -161,12 +205,28 @@ class LiveRequest:
         stop_token_ids = self.request.sampling_params.stop_token_ids
         return token_id in self._eos_token_ids and token_id not in stop_token_ids
 
-    def _end(self, text: str, token_offset: int, finished: Finished) -> None:
-        tokens = self.output_token_ids[self.num_delivered_tokens : token_offset]
-        self._advance(text, token_offset)
+    def _end(self, output: Output, finished: Finished) -> None:
         self.is_over = True
-        self._collector.put(self.index, text, tokens, finished)
+        output.finished = finished
+        self._collector.put(output)
 
-    def _advance(self, text: str, token_offset: int) -> None:
+    def _take_output(self, text: str, token_offset: int, spelling: Spelling) -> Output:
+        """Return what is new up to `token_offset`; it counts as delivered."""
+        token_ids = self.output_token_ids[self.num_delivered_tokens : token_offset]
+        output = Output(self.index, text, token_ids)
+        output.prompt_logprobs = self._take_prompt_logprobs(spelling)
+        if self.wants_logprobs:
+            rows = self.waiting_logprobs[: len(token_ids)]
+            del self.waiting_logprobs[: len(token_ids)]
+            output.logprobs = spell(token_ids, rows, iter(spelling.output))
         self.num_delivered_tokens = token_offset
         self.num_delivered_chars += len(text)
+        return output
+
+    def _take_prompt_logprobs(self, spelling: Spelling) -> PromptLogprobs | None:
+        rows = self.waiting_prompt_logprobs
+        if rows is None or (rows and not spelling.prompt):
+            return None
+        self.waiting_prompt_logprobs = None
+        token_ids = self.request.prompt_token_ids[1:]
+        return [None, *spell(token_ids, rows, iter(spelling.prompt))]

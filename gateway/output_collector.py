@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.generation import Finished, Output
+from gateway.generation import Output
 from pagewire.kit.errors import PagewireError, QueueFullError
 
 _TOKEN_BYTES = 8
+_LOGPROB_BYTES = 64
 
 
 class OutputCollector:
@@ -33,19 +34,16 @@ class OutputCollector:
         self._failure: PagewireError | None = None
         self._changed = asyncio.Event()
 
-    def put(
-        self, index: int, text: str, token_ids: list[int], finished: Finished | None = None
-    ) -> None:
-        """Add to what waits for `index`."""
+    def put(self, output: Output) -> None:
+        """Add to what waits for the output's index; the collector owns it from now on."""
         if self._failure is not None:
             return
-        output = self._waiting.get(index)
-        if output is None:
-            output = self._waiting[index] = Output(index)
-        output.text += text
-        output.token_ids += token_ids
-        output.finished = finished
-        self._num_bytes += len(text) + _TOKEN_BYTES * len(token_ids)
+        waiting = self._waiting.get(output.index)
+        if waiting is None:
+            self._waiting[output.index] = output
+        else:
+            waiting.extend(output)
+        self._num_bytes += _num_bytes(output)
         if self._num_bytes > self._max_bytes:
             message = "the client reads too slowly: its output fills the buffer"
             self.fail(QueueFullError(message, reason="SLOW_CLIENT"))
@@ -73,3 +71,9 @@ class OutputCollector:
         self._waiting.clear()
         self._num_bytes = 0
         return outputs
+
+
+def _num_bytes(output: Output) -> int:
+    """About what it takes. Logprobs of prompts do not count: they come once and are bounded."""
+    num_logprobs = sum(1 + len(each.top) for each in output.logprobs)
+    return len(output.text) + _TOKEN_BYTES * len(output.token_ids) + _LOGPROB_BYTES * num_logprobs

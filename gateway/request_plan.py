@@ -138,7 +138,7 @@ def _check_can_go_on(params: SamplingParams, info: EngineInfo) -> None:
 
 
 def _texts(prompt: ChatPrompt) -> list[str]:
-    texts = [prompt.template_arguments_json, prompt.tools_json]
+    texts = [prompt.template_arguments_json, prompt.tools_json, prompt.chat_template]
     for message in prompt.messages:
         texts += [message.content or "", message.tool_calls_json, message.reasoning_content]
         texts += [message.role, message.name, message.tool_call_id]

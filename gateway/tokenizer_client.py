@@ -87,17 +87,21 @@ class TokenizerClient:
             template_arguments_json=prompt.template_arguments_json,
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
+            chat_template=prompt.chat_template,
         )
         answer = await self._call(lambda stub, timeout: stub.RenderChat(message, timeout=timeout))
         return answer.token_ids
 
-    async def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Turn a whole token sequence into text."""
+    async def decode(
+        self, rows: Sequence[Sequence[int]], skip_special_tokens: bool
+    ) -> Sequence[str]:
+        """Turn whole token sequences into texts."""
         message = tokenizer_pb2.DecodeRequest(
-            rows=[common_pb2.TokenIds(ids=token_ids)], skip_special_tokens=skip_special_tokens
+            rows=[common_pb2.TokenIds(ids=row) for row in rows],
+            skip_special_tokens=skip_special_tokens,
         )
         answer = await self._call(lambda stub, timeout: stub.Decode(message, timeout=timeout))
-        return answer.texts[0]
+        return answer.texts
 
     async def run(self) -> None:
         """Keep connected until cancelled."""

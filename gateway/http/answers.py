@@ -84,7 +84,7 @@ class WholeAnswer:
             async with self._service.generate(self._request) as generation:
                 async for outputs in generation.outputs():
                     for output in outputs:
-                        _merge(merged, output)
+                        merged.setdefault(output.index, Output(output.index)).extend(output)
                 ordered = [merged[index] for index in sorted(merged)]
                 body.append(self._shape.whole(generation, ordered))
                 body[0]["usage"] = usage_object(generation.usage)
@@ -166,10 +166,3 @@ async def _send_last_words(send: Send, error: dict[str, Any]) -> None:
             await send(_DONE)
     except TimeoutError:
         raise ClientGoneError from None
-
-
-def _merge(merged: dict[int, Output], output: Output) -> None:
-    known = merged.setdefault(output.index, Output(output.index))
-    known.text += output.text
-    known.token_ids += output.token_ids
-    known.finished = output.finished

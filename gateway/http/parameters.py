@@ -7,7 +7,7 @@ ignored and logged once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,13 +162,19 @@ def read_priority(fields: Fields) -> int:
     return priority
 
 
-def refuse_unsupported(fields: Fields) -> None:
+def refuse_unsupported(fields: Fields, supported: Collection[str] = ()) -> None:
     """Refuse what we cannot honour.
+
+    Args:
+        fields: The body.
+        supported: Names of `UNSUPPORTED` that this endpoint honours and reads itself.
 
     Raises:
         InvalidRequestError: Names the parameter.
     """
     for name, harmless in UNSUPPORTED.items():
+        if name in supported:
+            continue
         value = fields.get(name)
         if value is None or any(value == each and type(value) is type(each) for each in harmless):
             continue

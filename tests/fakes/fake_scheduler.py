@@ -2,6 +2,7 @@
 
 It spells `fake_tokenizer` bytes: an output is the prompt backwards, over and over, and a request
 whose prompt holds EOS ends with EOS after one round. So a resumed request goes on where it was.
+Of logprobs, the token that is there has -0.5, the next id -1.5, and so on.
 Clearing `go_on` holds tokens back, `frames_left` bounds them, `lose_streams` ends all streams,
 `refusal` refuses adds; `opens`, `adds` and `aborts` keep what was seen.
 """
@@ -166,6 +167,7 @@ def _step(running: dict[int, tuple[Any, list[int]]]) -> Any:
     outputs = scheduler_pb2.EngineOutputs()
     for handle, (add, done) in list(running.items()):
         token_id = expected_output(add.prompt_token_ids, len(done) + 1)[-1]
+        _add_logprobs(outputs, handle, add, token_id, is_first=not done)
         done.append(token_id)
         outputs.handles.append(handle)
         outputs.token_counts.append(1)
@@ -179,3 +181,23 @@ def _step(running: dict[int, tuple[Any, list[int]]]) -> Any:
             outputs.stop_token_ids_plus_one.append(token_id + 1 if stops else 0)
             del running[handle]
     return outputs
+
+
+def _add_logprobs(outputs: Any, handle: int, add: Any, token_id: int, is_first: bool) -> None:
+    params = add.sampling_params
+    if params.HasField("logprobs"):
+        outputs.logprob_handles.append(handle)
+        _fill_logprobs(outputs.logprobs, [token_id], params.logprobs)
+    if params.HasField("prompt_logprobs") and is_first:
+        outputs.prompt_logprob_handles.append(handle)
+        outputs.prompt_logprob_counts.append(len(add.prompt_token_ids) - 1)
+        _fill_logprobs(outputs.prompt_logprobs, add.prompt_token_ids[1:], params.prompt_logprobs)
+
+
+def _fill_logprobs(columns: Any, token_ids: Sequence[int], num_top: int) -> None:
+    for token_id in token_ids:
+        columns.logprobs.append(-0.5)
+        columns.ranks.append(1)
+        columns.top_counts.append(num_top)
+        columns.top_token_ids.extend((token_id + i) % VOCAB_SIZE for i in range(num_top))
+        columns.top_logprobs.extend(-0.5 - i for i in range(num_top))

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from gateway.engine_stream import EngineStream
-from gateway.logprobs import TokenLogprobs, read_prompt_logprobs
+from gateway.logprobs import LogprobRow, read_prompt_logprobs
 from gateway.streams import StreamLostError
 from pagewire.v1 import common_pb2, scheduler_pb2
 
@@ -29,14 +29,13 @@ def frame(**changes: Any) -> scheduler_pb2.EngineOutputs:
 
 
 PROMPT = [
-    None,
-    TokenLogprobs(-1.0, 1, [5, 6], [-0.5, -0.75]),
-    TokenLogprobs(-math.inf, 9, [], []),
+    LogprobRow(-1.0, 1, [5, 6], [-0.5, -0.75]),
+    LogprobRow(-math.inf, 9, [], []),
 ]
 
 
-def test_each_prompt_token_has_its_own_and_the_first_none() -> None:
-    assert dict(read_prompt_logprobs(frame())) == {7: PROMPT, 8: [None]}
+def test_each_prompt_token_but_the_first_has_its_own() -> None:
+    assert dict(read_prompt_logprobs(frame())) == {7: PROMPT, 8: []}
     assert dict(read_prompt_logprobs(scheduler_pb2.EngineOutputs())) == {}
 
 
@@ -58,8 +57,8 @@ def test_columns_that_do_not_fit_are_a_loss(changes: dict[str, Any]) -> None:
 
 def test_the_stream_gives_them_to_their_requests() -> None:
     stream = EngineStream(Mock(), Mock(), Mock())
-    live = Mock(prompt_logprobs=None)
+    live = Mock(waiting_prompt_logprobs=None)
     # The other one has ended meanwhile.
     stream._requests = {7: live}
     stream._take_outputs(frame())
-    assert live.prompt_logprobs == PROMPT
+    assert live.waiting_prompt_logprobs == PROMPT

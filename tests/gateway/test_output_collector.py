@@ -14,9 +14,9 @@ from pagewire.kit.errors import InternalError, QueueFullError
 async def test_outputs_of_one_index_merge_while_nobody_takes_them() -> None:
     collector = OutputCollector(max_bytes=1000)
     finished = Finished(FinishReason.LENGTH)
-    collector.put(0, "a", [1])
-    collector.put(1, "x", [9])
-    collector.put(0, "b", [2], finished)
+    collector.put(Output(0, "a", [1]))
+    collector.put(Output(1, "x", [9]))
+    collector.put(Output(0, "b", [2], finished))
     assert await collector.take() == [Output(0, "ab", [1, 2], finished), Output(1, "x", [9])]
 
 
@@ -25,13 +25,13 @@ async def test_take_waits_for_the_next_output() -> None:
     taking = asyncio.create_task(collector.take())
     await asyncio.sleep(0)
     assert not taking.done()
-    collector.put(0, "a", [1])
+    collector.put(Output(0, "a", [1]))
     assert await taking == [Output(0, "a", [1])]
 
 
 async def test_a_failure_comes_after_what_waits_already() -> None:
     collector = OutputCollector(max_bytes=1000)
-    collector.put(0, "a", [1])
+    collector.put(Output(0, "a", [1]))
     collector.fail(InternalError("first"))
     collector.fail(InternalError("second"))
     assert await collector.take() == [Output(0, "a", [1])]
@@ -42,7 +42,7 @@ async def test_a_failure_comes_after_what_waits_already() -> None:
 async def test_a_client_that_falls_too_far_behind_loses_its_request() -> None:
     collector = OutputCollector(max_bytes=100)
     for _ in range(20):
-        collector.put(0, "12345678", [1])
+        collector.put(Output(0, "12345678", [1]))
     output = (await collector.take())[0]
     assert len(output.token_ids) < 20
     with pytest.raises(QueueFullError) as caught:
@@ -53,7 +53,7 @@ async def test_a_client_that_falls_too_far_behind_loses_its_request() -> None:
 async def test_what_was_taken_frees_its_room() -> None:
     collector = OutputCollector(max_bytes=100)
     for _ in range(20):
-        collector.put(0, "12345678", [1])
+        collector.put(Output(0, "12345678", [1]))
         await collector.take()
-    collector.put(0, "z", [2])
+    collector.put(Output(0, "z", [2]))
     assert await collector.take() == [Output(0, "z", [2])]
