@@ -29,7 +29,6 @@ from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
 from gateway.readiness import Readiness
 from gateway.request_plan import (
-    check_prompt_bytes,
     check_sizes,
     child_params,
     fit_to_context,
@@ -38,7 +37,7 @@ from gateway.request_plan import (
 from gateway.tokenizer_client import TokenizerClient
 from pagewire.kit import context
 from pagewire.kit.errors import QueueFullError, ServiceUnavailableError
-from pagewire.sampling_params import SamplingParams, check_token_ids
+from pagewire.sampling_params import SamplingParams
 
 _NS_PER_S = 1_000_000_000
 _RETRY_AFTER_S = 1.0
@@ -129,23 +128,10 @@ class RequestService:
             finally:
                 self._release(generation)
 
-    async def tokenize(
-        self, model: str, prompt: str | ChatPrompt, add_special_tokens: bool = True
-    ) -> Sequence[int]:
-        """Turn a text or conversation into token ids."""
-        self._choose(model)
-        check_prompt_bytes(prompt, self._limits.max_prompt_bytes)
-        if isinstance(prompt, ChatPrompt):
-            return await self.tokenizer.render_chat(prompt)
-        return (await self.tokenizer.encode([prompt], add_special_tokens))[0]
-
-    async def detokenize(
-        self, model: str, token_ids: Sequence[int], skip_special_tokens: bool
-    ) -> str:
-        """Turn token ids into text."""
-        _, info = self._choose(model)
-        check_token_ids("token_ids", token_ids, info.vocab_size)
-        return await self.tokenizer.decode(token_ids, skip_special_tokens)
+    @property
+    def num_live_requests(self) -> int:
+        """Requests of clients that are being answered."""
+        return len(self._generations)
 
     async def wait_idle(self) -> None:
         """Wait until no generation is left."""

@@ -21,6 +21,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.readiness import Readiness
 from gateway.request_service import Backends, RequestService
 from gateway.servicer import InferenceServicer
+from gateway.token_service import TokenService
 from gateway.tokenizer_client import TokenizerClient
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
@@ -47,7 +48,13 @@ class GatewayServer:
         self.readiness = Readiness()
         self._backends = self._build_backends()
         self.service = RequestService(self._backends, config.limits, config.timeouts, metrics)
-        servicer = InferenceServicer(self.service, config.api_key)
+        tokens = TokenService(
+            self._backends.engines,
+            self._backends.tokenizer,
+            self.readiness,
+            config.limits.max_prompt_bytes,
+        )
+        servicer = InferenceServicer(self.service, tokens, config.api_key)
         self.grpc_server = ServiceServer(
             config.server_config(),
             SERVICE_NAME,
@@ -60,7 +67,7 @@ class GatewayServer:
         )
         timeout_s = config.timeouts.body_timeout_s
         settings = HttpSettings(config.limits, timeout_s, config.api_key)
-        app = build_app(self.service, metrics, settings)
+        app = build_app(self.service, tokens, metrics, settings)
         self.http_server = HttpServer(
             app, config.host, config.http_port, config.limits.max_connections
         )

@@ -6,11 +6,10 @@ body, build a `GenerationRequest` and hand it to an answer of `answers`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
@@ -21,22 +20,23 @@ from starlette.types import ASGIApp
 from gateway.config import RequestLimits
 from gateway.generation import GenerationRequest
 from gateway.http.answers import Shape, StreamedAnswer, WholeAnswer
+from gateway.http.bodies import read_json
 from gateway.http.chat import ChatShape, read_chat
 from gateway.http.completions import CompletionShape, read_completion
 from gateway.http.fields import Fields
-from gateway.http.json_body import parse_json_object, read_body
 from gateway.http.json_response import json_response
 from gateway.http.parameters import UnknownNames, read_stream_options
 from gateway.http.scope import HttpScope
+from gateway.http.tokenize import TokenizeRoutes
 from gateway.metrics import GatewayMetrics
 from gateway.request_service import RequestService
+from gateway.token_service import TokenService
 from pagewire import __version__
 from pagewire.kit.errors import NotFoundError
 
 _OWNER = "pagewire"
 
-# Larger bodies are parsed beside the event loop, which other clients need meanwhile.
-_MAX_INLINE_BODY_BYTES = 256 * 1024
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,22 @@ class HttpSettings:
     api_keys: Sequence[str] = ()
 
 
-def build_app(service: RequestService, metrics: GatewayMetrics, settings: HttpSettings) -> ASGIApp:
+def build_app(
+    service: RequestService, tokens: TokenService, metrics: GatewayMetrics, settings: HttpSettings
+) -> ASGIApp:
     """Return the ASGI application."""
     api = _Api(service, metrics, settings)
+    tokenize = TokenizeRoutes(tokens, api.read)
     router = Router(
         [
             Route("/v1/models", api.models),
             Route("/v1/models/{model:path}", api.model),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/tokenize", tokenize.tokenize, methods=["POST"]),
+            Route("/detokenize", tokenize.detokenize, methods=["POST"]),
             Route("/health", api.health),
+            Route("/load", api.load),
             Route("/ping", api.health, methods=["GET", "POST"]),
             Route("/version", api.version),
             Route("/metrics", api.metrics),
@@ -104,9 +110,27 @@ class _Api:
     async def version(self, request: Request) -> Response:
         return json_response({"version": __version__})
 
+    async def load(self, request: Request) -> Response:
+        return json_response({"server_load": self._service.num_live_requests})
+
     async def metrics(self, request: Request) -> Response:
         body = generate_latest(self._metrics.registry)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def read(self, request: Request, read: Callable[[Fields], R]) -> R:
+        """Return what `read` makes of the request's body."""
+        fields, value = await self._read_fields(request, read)
+        self._unknown.note(fields)
+        return value
+
+    async def _read_fields(self, request: Request, read: Callable[[Fields], R]) -> tuple[Fields, R]:
+        settings = self._settings
+        return await read_json(
+            request,
+            read,
+            max_bytes=settings.limits.max_body_bytes,
+            timeout_s=settings.body_timeout_s,
+        )
 
     async def _generate(
         self,
@@ -114,12 +138,7 @@ class _Api:
         read: Callable[[Fields], GenerationRequest],
         shape_of: Callable[[bool], Shape],
     ) -> WholeAnswer | StreamedAnswer:
-        settings = self._settings
-        body = await read_body(request, settings.limits.max_body_bytes, settings.body_timeout_s)
-        if len(body) > _MAX_INLINE_BODY_BYTES:
-            fields, generation_request = await asyncio.to_thread(_parse, body, read)
-        else:
-            fields, generation_request = _parse(body, read)
+        fields, generation_request = await self._read_fields(request, read)
         stream = fields.boolean("stream")
         options = read_stream_options(fields, stream)
         shape = shape_of(fields.boolean("return_token_ids"))
@@ -139,10 +158,3 @@ class _Api:
             "parent": None,
             "max_model_len": model.max_model_len,
         }
-
-
-def _parse(
-    body: bytes, read: Callable[[Fields], GenerationRequest]
-) -> tuple[Fields, GenerationRequest]:
-    fields = Fields(parse_json_object(body))
-    return fields, read(fields)

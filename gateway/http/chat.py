@@ -37,7 +37,7 @@ def read_chat(fields: Fields) -> GenerationRequest:
     refuse_unsupported(fields)
     return GenerationRequest(
         model=fields.text("model") or "",
-        prompts=(_read_conversation(fields),),
+        prompts=(read_conversation(fields),),
         sampling=read_sampling(fields, ("max_completion_tokens", "max_tokens")),
         n=read_n(fields),
         cache_salt=read_cache_salt(fields),
@@ -104,7 +104,7 @@ class ChatShape:
         }
 
 
-def _read_conversation(fields: Fields) -> ChatPrompt:
+def read_conversation(fields: Fields) -> ChatPrompt:
     messages = fields.array("messages")
     if not messages:
         raise invalid("messages", "must be an array of at least one message")
