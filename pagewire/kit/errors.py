@@ -218,7 +218,7 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], exc: PagewireE
     await context.abort(exc.code, status.message, trailing_metadata=tuple(trailers))
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError) -> PagewireError:
+def from_rpc_error(error: grpc.aio.AioRpcError | grpc.Call) -> PagewireError:
     """Return the exception that a failed call stands for.
 
     A status without our ErrorInfo comes from the transport, a proxy or a foreign server: its text

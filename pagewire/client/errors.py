@@ -1,0 +1,34 @@
+"""Failed calls as exceptions: those of `pagewire.kit.errors`, with words for a client."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import grpc
+
+from pagewire.kit.errors import PagewireError, ServiceUnavailableError, from_rpc_error
+
+
+class RequestCancelledError(PagewireError):
+    """The request was cancelled by this client."""
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.CANCELLED
+    default_reason: ClassVar[str] = "CANCELLED"
+
+
+def request_cancelled() -> RequestCancelledError:
+    return RequestCancelledError("the request was cancelled")
+
+
+def incomplete_answer() -> ServiceUnavailableError:
+    """The stream ended in good order, but too early: something between cut it."""
+    return ServiceUnavailableError("the answer ended too early", reason="INCOMPLETE_ANSWER")
+
+
+def readable(error: grpc.aio.AioRpcError | grpc.Call) -> PagewireError:
+    """Return the exception that a failed call stands for. Raise it `from error`."""
+    exc = from_rpc_error(error)
+    if exc.reason in ("PEER_UNAVAILABLE", "CANCELLED_BY_PEER"):  # the transport's word
+        message = "the gateway cannot be reached, or the connection to it was lost"
+        return ServiceUnavailableError(message, reason=exc.reason)
+    return exc
