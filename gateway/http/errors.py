@@ -1,7 +1,8 @@
 """Errors in OpenAI's shape: the one place where exceptions become HTTP statuses.
 
-The kit's exceptions carry gRPC codes; the table here says what they are over HTTP. What is not
-ours becomes a 500 with an id that the logs have too.
+The kit's exceptions carry gRPC codes; the table here says what they are over HTTP. `code` of the
+object is the status; the reason for programs, the same word as over gRPC, is the answer's header
+`x-error-reason`. What is not ours becomes a 500 with an id that the logs have too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ _FIELD_NAMES = {
     "template_arguments_json": "chat_template_kwargs",
 }
 _INTERNAL = (500, "server_error")
-_ROUTER_CODES = {404: "not_found", 405: "method_not_allowed"}
+_BAD_REQUEST = "invalid_request_error"
+_ROUTER_REASONS = {404: "ROUTE_NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
+
+REASON_HEADER = "x-error-reason"
 
 
 class ClientGoneError(Exception):
@@ -49,14 +53,14 @@ class BodyError(Exception):
     """A body that is not read to its end."""
 
     status = 400
-    code = "invalid_body"
+    reason = "INVALID_BODY"
 
 
 class BodyTooLargeError(BodyError):
     """The body exceeds the limit."""
 
     status = 413
-    code = "body_too_large"
+    reason = "BODY_TOO_LARGE"
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(f"the body has more than {max_bytes} bytes, which is the limit")
@@ -66,7 +70,7 @@ class BodyTimeoutError(BodyError):
     """The body did not arrive in time."""
 
     status = 408
-    code = "body_timeout"
+    reason = "BODY_TIMEOUT"
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"the body did not arrive in {timeout_s:g} s")
@@ -79,12 +83,17 @@ def status_of(error: PagewireError) -> int:
 
 def error_object(error: PagewireError) -> dict[str, Any]:
     """Return the error as OpenAI's object, for a body or an event of a stream."""
-    kind = _STATUSES.get(error.code, _INTERNAL)[1]
+    status, kind = _STATUSES.get(error.code, _INTERNAL)
     field, message = error.field, error.message
     if field in _FIELD_NAMES:
         message = message.replace(field, _FIELD_NAMES[field])
         field = _FIELD_NAMES[field]
-    return _object(message, kind, field, error.reason.lower())
+    return _object(message, kind, status, field)
+
+
+def bad_request_object(message: str, status: int) -> dict[str, Any]:
+    """Return the object for what is refused as HTTP, before anything of ours looks at it."""
+    return _object(message, _BAD_REQUEST, status)
 
 
 def to_pagewire_error(exc: Exception) -> PagewireError:
@@ -104,24 +113,26 @@ def error_response(exc: Exception, what: str) -> Response:
         what: The request, as method and path, for the router's own errors.
     """
     if isinstance(exc, HTTPException):
-        code = _ROUTER_CODES.get(exc.status_code, "http_error")
-        body = _object(f"{what}: {exc.detail}", "invalid_request_error", None, code)
-        return json_response(body, exc.status_code, exc.headers)
+        body = bad_request_object(f"{what}: {exc.detail}", exc.status_code)
+        reason = _ROUTER_REASONS.get(exc.status_code, "HTTP_ERROR")
+        headers = {REASON_HEADER: reason, **(exc.headers or {})}
+        return json_response(body, exc.status_code, headers)
     if isinstance(exc, BodyError):
-        body = _object(str(exc), "invalid_request_error", None, exc.code)
         # The rest of the body is not read, so the connection cannot be used again.
-        return json_response(body, exc.status, {"connection": "close"})
+        headers = {REASON_HEADER: exc.reason, "connection": "close"}
+        return json_response(bad_request_object(str(exc), exc.status), exc.status, headers)
     error = to_pagewire_error(exc)
     return json_response(error_object(error), status_of(error), _headers(error))
 
 
 def _headers(error: PagewireError) -> dict[str, str]:
+    headers = {REASON_HEADER: error.reason}
     if error.retry_after_s is not None:
-        return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, UnauthenticatedError):
-        return {"www-authenticate": "Bearer"}
-    return {}
+        headers["www-authenticate"] = "Bearer"
+    return headers
 
 
-def _object(message: str, kind: str, param: str | None, code: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _object(message: str, kind: str, status: int, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}

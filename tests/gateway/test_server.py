@@ -34,7 +34,7 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(
         stopping = asyncio.create_task(gateway.server.stop())
         await gateway.until_ready(False)
         refused = await gateway.http.post(COMPLETIONS, json=BODY)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert (refused.status_code, refused.headers["x-error-reason"]) == (503, "DRAINING")
         gateway.scheduler.go_on.set()
         answer = await asking
         assert answer.json()["choices"][0]["text"] == "cbac"  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ async def test_a_drain_ends_what_does_not_finish_in_time(run_gateway: GatewayFac
         await gateway.server.stop()
         answer = await asking
         assert answer.status_code == 503  # type: ignore[attr-defined]
-        assert answer.json()["error"]["code"] == "shutting_down"  # type: ignore[attr-defined]
+        assert answer.headers["x-error-reason"] == "SHUTTING_DOWN"  # type: ignore[attr-defined]
 
 
 async def test_a_stopped_gateway_leaves_its_stream_cleanly(run_gateway: GatewayFactory) -> None:

@@ -93,7 +93,8 @@ async def test_a_body_over_the_limit_is_413(run_gateway: GatewayFactory, declare
         content: Any = body if declared else chunks()
         answer = await gateway.http.post(COMPLETIONS, content=content)
         assert answer.status_code == 413
-        assert answer.json()["error"]["code"] == "body_too_large"
+        assert answer.json()["error"]["code"] == 413
+        assert answer.headers["x-error-reason"] == "BODY_TOO_LARGE"
         assert (await gateway.http.post(COMPLETIONS, json=BODY)).status_code == 200
 
 
@@ -123,7 +124,8 @@ async def test_a_refusal_keeps_its_status_and_says_when_to_come_again(gateway: G
     for stream in (False, True):
         answer = await gateway.http.post(COMPLETIONS, json=BODY | {"stream": stream})
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
-        assert answer.json()["error"]["code"] == "queue_full"
+        assert answer.json()["error"]["code"] == 429
+        assert answer.headers["x-error-reason"] == "QUEUE_FULL"
 
 
 async def test_more_live_outputs_than_the_limit_are_429(run_gateway: GatewayFactory) -> None:

@@ -253,7 +253,7 @@ async def test_values_that_change_nothing_and_hints_are_accepted(gateway: Gatewa
 async def test_too_many_prompts_are_refused_before_they_are_read(gateway: Gateway) -> None:
     answer = await gateway.http.post("/v1/completions", json=completion(prompt=["a"] * 999 + [{}]))
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "too_many_outputs"), error
+    assert (error["code"], answer.headers["x-error-reason"]) == (400, "TOO_MANY_OUTPUTS"), error
 
 
 @pytest.mark.parametrize("num_chars", [10, 300_000])
