@@ -73,6 +73,9 @@ class GatewayConfig:
     """Port of the HTTP API; 0: any free one."""
     grpc_port: int = 50050
     """Port of the public gRPC API; 0: any free one."""
+    grpc_listen: str | None = None
+    """Address of the public gRPC API, in place of --host and --grpc-port: host:port or
+    unix:/path."""
     admin_listen: str | None = "127.0.0.1:50060"
     """Address of the administration server: host:port or unix:/path."""
     metrics_port: int = 9100
@@ -109,7 +112,7 @@ class GatewayConfig:
         """Return the part that the gRPC servers of the kit need."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return ServerConfig(
-            listen=f"{host}:{self.grpc_port}",
+            listen=self.grpc_listen or f"{host}:{self.grpc_port}",
             admin_listen=self.admin_listen,
             metrics_port=self.metrics_port,
             metrics_host=self.host,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pagewire.cli.ready import parse_ready_line
@@ -29,18 +29,34 @@ def own_stack(model: str, *more_flags: str) -> Iterator[str]:
     Raises:
         ServiceUnavailableError: It did not start; it has said why on standard error.
     """
+    with own_stack_process([f"--model={model}", *more_flags]) as (target, _):
+        yield target
+
+
+@contextmanager
+def own_stack_process(
+    flags: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Start a stack and give its gRPC target and its process; stop it on leaving.
+
+    Args:
+        flags: Of `pagewire serve`; ports are free ones if they name none.
+        environment: More variables.
+
+    Raises:
+        ServiceUnavailableError: It did not start; it has said why on standard error.
+    """
     argv = [sys.executable, "-m", "pagewire.cli", "serve"]
-    flags = [f"--model={model}", "--http-port=0", "--grpc-port=0", "--drain-timeout=0", *more_flags]
     with subprocess.Popen(
-        [*argv, *flags],
+        [*argv, "--http-port=0", "--grpc-port=0", "--drain-timeout=0", *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        env=child_environment(),
+        env=child_environment() | dict(environment or {}),
         text=True,
         start_new_session=True,
     ) as process:
         try:
-            yield _wait_ready(process)
+            yield _wait_ready(process), process
         finally:
             _stop(process)
 

@@ -47,6 +47,12 @@ class StackConfig:
     """Port of the OpenAI-compatible HTTP API; 0: any free one."""
     grpc_port: int = 50050
     """Port of the public gRPC API; 0: any free one."""
+    grpc_transport: Literal["tcp", "uds"] = "tcp"
+    """`uds`: the public gRPC API is on a Unix socket in a private directory, in place of its port;
+    the ready line names it."""
+    vllm_grpc_port: int | None = None
+    """Port of 127.0.0.1 on which the engine is served as vllm.grpc.engine.VllmEngine too, for the
+    gateway `smg`; it asks for no key. 0: any free one; none: it is not served so."""
     internal_transport: Literal["uds", "tcp"] = "uds"
     """How services reach each other: Unix sockets in a private directory, or loopback ports."""
     metrics_port_base: int = 0
@@ -62,12 +68,14 @@ class StackConfig:
     """Show all that the services log, not only warnings and progress."""
 
     def __post_init__(self) -> None:
-        for name in ("http_port", "grpc_port", "metrics_port_base"):
+        for name in ("http_port", "grpc_port", "vllm_grpc_port", "metrics_port_base"):
             value = getattr(self, name)
-            if not 0 <= value <= 65535:
+            if value is not None and not 0 <= value <= 65535:
                 raise ValueError(name, value, "must be between 0 and 65535")
         if 0 < self.http_port == self.grpc_port:
             raise ValueError("grpc_port", self.grpc_port, "must differ from the HTTP port")
+        if self.vllm_grpc_port and self.vllm_grpc_port in (self.http_port, self.grpc_port):
+            raise ValueError("vllm_grpc_port", self.vllm_grpc_port, "must be a port of its own")
         if self.drain_timeout_s < 0:
             raise ValueError("drain_timeout_s", self.drain_timeout_s, "must not be negative")
 
@@ -135,6 +143,8 @@ class Addresses:
     """By child, without the gateway: what peers connect to."""
     admin_listen: Mapping[str, str]
     """By child."""
+    vllm_grpc: str | None = None
+    """Of the engine as VllmEngine."""
 
     @property
     def http_url(self) -> str:
@@ -157,7 +167,6 @@ def choose_addresses(config: StackConfig, runtime_dir: Path, num_workers: int = 
         ConfigError: A public port is in use.
     """
     http_port = _public_port(config.host, config.http_port, "--http-port")
-    grpc_port = _public_port(config.host, config.grpc_port, "--grpc-port")
     listen, admin_listen = {}, {}
     for child in _children(num_workers):
         port, admin_port = (base + child.rank for base in _PORTS[child.service][:2])
@@ -169,7 +178,15 @@ def choose_addresses(config: StackConfig, runtime_dir: Path, num_workers: int = 
             admin_listen[child.name] = f"127.0.0.1:{_free_port('127.0.0.1', admin_port)}"
     del listen["gateway"]  # its peers are the clients
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return Addresses(f"{host}:{http_port}", f"{host}:{grpc_port}", listen, admin_listen)
+    if config.grpc_transport == "uds":
+        grpc = f"unix:{runtime_dir / 'gateway'}.sock"
+    else:
+        grpc = f"{host}:{_public_port(config.host, config.grpc_port, '--grpc-port')}"
+    vllm_grpc = None
+    if config.vllm_grpc_port is not None:
+        port = _public_port("127.0.0.1", config.vllm_grpc_port, "--vllm-grpc-port")
+        vllm_grpc = f"127.0.0.1:{port}"
+    return Addresses(f"{host}:{http_port}", grpc, listen, admin_listen, vllm_grpc)
 
 
 def plan_children(
@@ -191,7 +208,7 @@ def plan_children(
         "gateway": [
             f"--host={config.stack.host}",
             f"--http-port={addresses.http.rpartition(':')[2]}",
-            f"--grpc-port={addresses.grpc.rpartition(':')[2]}",
+            _grpc_flag(addresses.grpc),
             f"--schedulers={addresses.listen['scheduler']}",
             f"--tokenizers={addresses.listen['tokenizer']}",
             *to_argv(config.gateway, env=environment),
@@ -199,6 +216,7 @@ def plan_children(
         "scheduler": [
             f"--workers={','.join(workers)}",
             f"--tokenizers={addresses.listen['tokenizer']}",
+            *([f"--vllm-grpc-listen={addresses.vllm_grpc}"] if addresses.vllm_grpc else []),
             *to_argv(config.engine, env=environment),
         ],
         "worker": [],
@@ -293,6 +311,13 @@ def _public_port(host: str, port: int, flag: str) -> int:
         f"port {port} of {host} is in use, or no address of this machine; "
         f"choose another one with {flag}"
     )
+
+
+def _grpc_flag(address: str) -> str:
+    """Return the gateway's flag for the address of the public gRPC API."""
+    if address.startswith("unix:"):
+        return f"--grpc-listen={address}"
+    return f"--grpc-port={address.rpartition(':')[2]}"
 
 
 def _free_port(host: str, wanted: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import GatewayConfig
+from pagewire.cli.ready import parse_ready_line, ready_line
 from pagewire.cli.stack import (
     Addresses,
     GatewayOptions,
@@ -105,7 +106,8 @@ def test_the_gateways_settings_are_those_of_the_gateway():
 
 def test_every_setting_of_the_gateway_is_given_or_left_out_on_purpose():
     serve = {setting.flag for setting in settings_of(ServeConfig)}
-    planned = {flag.partition("=")[0] for flag in plan()["gateway"]}
+    plans = plan()["gateway"], plan("--grpc-transport=uds")["gateway"]
+    planned = {flag.partition("=")[0] for flags in plans for flag in flags}
     left_out = {"--gateway-id", "--tokenizer-timeout", "--connect-timeout", "--body-timeout"}
     assert {s.flag for s in settings_of(GatewayConfig)} - serve - planned == left_out
 
@@ -116,6 +118,15 @@ def test_the_settings_of_the_tokenizer_are_its_own_and_reach_it():
     assert options.items() <= own.items()
     flags = ["--chat-template=t.jinja", "--tokenizer=other", "--trust-request-chat-template"]
     assert set(flags) <= set(plan(*flags)["tokenizer"])
+
+
+def test_the_public_grpc_api_may_be_on_a_socket_that_the_ready_line_names():
+    config = load_config(StackConfig, prog="x", argv=["--grpc-transport=uds", "--port=0"], env={})
+    addresses = choose_addresses(config, RUNTIME_DIR)
+    socket = f"unix:{RUNTIME_DIR}/gateway.sock"
+    assert f"--grpc-listen={socket}" in plan("--grpc-transport=uds")["gateway"]
+    parsed = parse_ready_line(ready_line(addresses, "smollm2"))
+    assert parsed is not None and parsed[1] == socket
 
 
 def test_keys_travel_in_the_environment():
