@@ -180,10 +180,12 @@ class RequestService:
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         special = request.add_special_tokens
         encoded = iter(await self.tokenizer.encode(texts, special) if texts else ())
+        conversations = [prompt for prompt in request.prompts if isinstance(prompt, ChatPrompt)]
+        rendered = iter(await asyncio.gather(*map(self.tokenizer.render_chat, conversations)))
         rows: list[Sequence[int]] = []
         for prompt in request.prompts:
             if isinstance(prompt, ChatPrompt):
-                rows.append(await self.tokenizer.render_chat(prompt))
+                rows.append(next(rendered))
             else:
                 rows.append(next(encoded) if isinstance(prompt, str) else prompt)
         return rows

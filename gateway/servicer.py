@@ -14,6 +14,7 @@ import grpc
 
 from gateway.auth import check_bearer
 from gateway.convert import requests
+from gateway.convert.batch import WholeOutputs, batch_request
 from gateway.convert.events import ChatEvents, Events, GenerateEvents, Response
 from gateway.generation import GenerationRequest
 from gateway.request_service import RequestService
@@ -43,6 +44,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self._check(context)
         plan = requests.chat_request(request, context.time_remaining())
         await self._stream(plan, ChatEvents(request.response.return_token_ids), context)
+
+    async def GenerateBatch(  # type: ignore[override]
+        self, request: inference_pb2.GenerateBatchRequest, context: Context
+    ) -> None:
+        self._check(context)
+        plan = batch_request(request, context.time_remaining())
+        async with self._service.generate(plan) as generation:
+            whole = WholeOutputs(generation, plan.n, request.response.return_token_ids)
+            async for outputs in generation.outputs():
+                if (ended := whole.take(outputs)) is not None:
+                    async with generation.deadline():
+                        await context.write(ended)
 
     async def Embed(
         self, request: inference_pb2.EmbedRequest, context: Context

@@ -28,25 +28,46 @@ def read_conversation(message: Conversation) -> ChatPrompt:
     Raises:
         InvalidRequestError: Names the field.
     """
-    if not message.messages:
-        raise InvalidRequestError(
-            "messages: give at least one", reason="EMPTY_PROMPT", field="messages"
-        )
-    if len(message.messages) > MAX_MESSAGES:
-        raise invalid("messages", f"{len(message.messages)} are too many; at most {MAX_MESSAGES}")
+    return ChatPrompt(messages=read_messages(message.messages), **read_template(message))
+
+
+def read_messages(
+    messages: Sequence[inference_pb2.ChatMessage], path: str = "messages"
+) -> tuple[ChatMessage, ...]:
+    """Read the messages of a conversation.
+
+    Args:
+        messages: All of them.
+        path: Of the field that holds them.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    if not messages:
+        raise InvalidRequestError(f"{path}: give at least one", reason="EMPTY_PROMPT", field=path)
+    if len(messages) > MAX_MESSAGES:
+        raise invalid(path, f"{len(messages)} are too many; at most {MAX_MESSAGES}")
+    return tuple(_message(each, f"{path}[{i}]") for i, each in enumerate(messages))
+
+
+def read_template(message: Conversation | inference_pb2.GenerateBatchRequest) -> dict[str, Any]:
+    """Return the fields of a `ChatPrompt` but for its messages.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
     continue_final = message.continue_final_message
     add_prompt = not continue_final
     if message.HasField("add_generation_prompt"):
         add_prompt = message.add_generation_prompt
     if continue_final and add_prompt:
         raise invalid("continue_final_message", "excludes add_generation_prompt")
-    return ChatPrompt(
-        messages=tuple(_message(each, f"messages[{i}]") for i, each in enumerate(message.messages)),
-        template_arguments_json=message.template_arguments_json,
-        add_generation_prompt=add_prompt,
-        continue_final_message=continue_final,
-        tools_json=json.dumps(read_tools(message.tools)) if message.tools else "",
-    )
+    return {
+        "template_arguments_json": message.template_arguments_json,
+        "add_generation_prompt": add_prompt,
+        "continue_final_message": continue_final,
+        "tools_json": json.dumps(read_tools(message.tools)) if message.tools else "",
+    }
 
 
 def read_tools(tools: Sequence[inference_pb2.Tool]) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ class GenerateEvents:
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Response]:
         for output in outputs:
             delta = inference_pb2.GenerationDelta(index=output.index, text=output.text)
-            _fill_tokens(delta, output, self.with_token_ids)
+            fill_tokens(delta, output, self.with_token_ids)
             if is_news(delta):
                 yield inference_pb2.GenerateResponse(delta=delta)
             if output.finished is not None:
@@ -74,7 +74,7 @@ class ChatEvents:
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Response]:
         for output in outputs:
             delta = inference_pb2.ChatDelta(index=output.index, content=output.text)
-            _fill_tokens(delta, output, self.with_token_ids)
+            fill_tokens(delta, output, self.with_token_ids)
             if is_news(delta):
                 yield inference_pb2.ChatResponse(delta=delta)
             if output.finished is not None:
@@ -120,12 +120,12 @@ def _started(generation: Generation) -> inference_pb2.GenerationStarted:
     )
 
 
-def _fill_tokens(delta: Delta, output: Output, with_token_ids: bool) -> None:
-    """Write what is known of the tokens of a delta's text."""
+def fill_tokens(delta: Delta, output: Output, with_token_ids: bool) -> None:
+    """Write what is known of the tokens of a delta's text; those of the prompt on index 0."""
     if with_token_ids:
         delta.token_ids.extend(output.token_ids)
     if output.logprobs:
         delta.logprobs.CopyFrom(token_logprobs(output.logprobs))
-    if output.prompt_logprobs is not None and output.index == 0:
+    if output.prompt_logprobs is not None and delta.index == 0:
         rows = (place for place in output.prompt_logprobs if place is not None)
         delta.prompt_logprobs.CopyFrom(token_logprobs(rows))

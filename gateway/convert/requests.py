@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.convert.conversation import invalid, read_conversation
 from gateway.engine_pool import ServedModel
-from gateway.generation import ChatPrompt, GenerationRequest
+from gateway.generation import ChatPrompt, GenerationRequest, Prompt
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.v1 import inference_pb2
 from pagewire.wire import structured_outputs_from_proto
@@ -15,8 +15,10 @@ GENERATE_DEFAULT_MAX_TOKENS = 16
 
 _MAX_REQUEST_ID_CHARS = 128
 
-Request = inference_pb2.GenerateRequest | inference_pb2.ChatRequest
-Prompt = inference_pb2.CountTokensRequest | inference_pb2.TokenizeRequest
+Request = (
+    inference_pb2.GenerateRequest | inference_pb2.ChatRequest | inference_pb2.GenerateBatchRequest
+)
+TokensRequest = inference_pb2.CountTokensRequest | inference_pb2.TokenizeRequest
 
 _SAMPLING = (
     "temperature",
@@ -46,9 +48,9 @@ def generate_request(
         )
     prompt = message.text if kind == "text" else tuple(message.token_ids.ids)
     special = not message.HasField("add_special_tokens") or message.add_special_tokens
-    return _request(
+    return read_options(
         message,
-        prompt,
+        (prompt,),
         timeout_s,
         default_max_tokens=GENERATE_DEFAULT_MAX_TOKENS,
         add_special_tokens=special,
@@ -61,10 +63,10 @@ def chat_request(message: inference_pb2.ChatRequest, timeout_s: float | None) ->
     Raises:
         InvalidRequestError: Names the field.
     """
-    return _request(message, read_conversation(message), timeout_s)
+    return read_options(message, (read_conversation(message),), timeout_s)
 
 
-def prompt_to_tokenize(message: Prompt) -> tuple[str | ChatPrompt, bool]:
+def prompt_to_tokenize(message: TokensRequest) -> tuple[str | ChatPrompt, bool]:
     """Return what CountTokens and Tokenize are about, and whether a text gets special tokens.
 
     Raises:
@@ -87,18 +89,26 @@ def models_response(models: dict[str, ServedModel]) -> inference_pb2.ListModelsR
     )
 
 
-def _request(
-    message: Request,
-    prompt: str | tuple[int, ...] | ChatPrompt,
-    timeout_s: float | None,
-    **more: Any,
+def read_options(
+    message: Request, prompts: tuple[Prompt, ...], timeout_s: float | None, **more: Any
 ) -> GenerationRequest:
+    """Read what requests of all kinds have in common.
+
+    Args:
+        message: The request.
+        prompts: What it is about.
+        timeout_s: Of the call.
+        more: Fields of the result.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
     if len(message.request_id) > _MAX_REQUEST_ID_CHARS:
         raise invalid("request_id", f"must have at most {_MAX_REQUEST_ID_CHARS} characters")
     truncated = message.HasField("truncate_prompt_tokens")
     return GenerationRequest(
         model=message.model,
-        prompts=(prompt,),
+        prompts=prompts,
         sampling=_sampling(message),
         n=message.sampling.n if message.sampling.HasField("n") else 1,
         timeout_s=timeout_s,
