@@ -59,6 +59,21 @@ class AttentionMetadata:
     num_single_rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeTensors:
+    """A step of single tokens in tensors that stay where they are, for graphs that are replayed.
+
+    What is written into them before a replay is what it computes. Padding rows come last.
+    """
+
+    slot_mapping: torch.Tensor
+    """[num_rows] int64; -1 for padding, which is not written."""
+    block_tables: torch.Tensor
+    """[num_rows, width] int32, contiguous; filled up with 0, the null block."""
+    seq_lens: torch.Tensor
+    """[num_rows] int32, at most width blocks; 0 for padding, whose output is zero."""
+
+
 class StepAttention(Protocol):
     """Attention of one step, one call for each layer in turn."""
 
@@ -78,17 +93,33 @@ class StepAttention(Protocol):
         """
 
 
+class DecodeAttention(StepAttention, Protocol):
+    """Attention over `DecodeTensors`, again and again."""
+
+    def refresh(self) -> None:
+        """Reads the tensors; comes before the first layer of each step, within a capture too."""
+
+
 class AttentionBackend(Protocol):
     """Owner of the KV cache."""
+
+    can_capture: bool
+    """Its `DecodeAttention` waits for nothing from the device, so that a graph can record it."""
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes of one block of keys and values over all layers."""
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        """Replaces the cache by an empty one; block 0 is never written and stays zero."""
+        """Replaces the cache by an empty one; block 0 is never written and stays zero.
+
+        A backend that can capture keeps the memory of a cache of the same size.
+        """
 
     def free_kv_cache(self) -> None:
         """Gives the cache's memory back; idempotent."""
 
     def begin_step(self, metadata: AttentionMetadata) -> StepAttention:
         """Prepares what all layers of a step share. One step at a time."""
+
+    def prepare_decode(self, tensors: DecodeTensors) -> DecodeAttention:
+        """Attention over these tensors, good until the cache is freed."""

@@ -42,13 +42,15 @@ def choose_attention_backend(
     if requested == "auto" and platform == "cpu":
         return AttentionChoice("torch", "the device is a CPU")
     dtype_name = str(dtype).removeprefix("torch.")
+    if requested == "auto" and dtype == torch.float32:
+        return AttentionChoice("torch", "xformers takes no float32 on CUDA")
     problem = xformers_problem(
         platform, dtype_name, config.cache.block_size, spec.head_dim, spec.softcap
     )
     if problem is None:
         reason = "the device is CUDA" if requested == "auto" else "--attention-backend"
         return AttentionChoice("xformers", reason)
-    if spec.softcap is not None and platform == "cpu":
+    if spec.softcap is not None and (platform == "cpu" or requested == "auto"):
         # A property of the model, which no flag of the user's can change.
         return AttentionChoice("torch", f"xformers {problem}")
     raise ValueError(f"attention_backend xformers {problem}")
@@ -65,7 +67,7 @@ def make_attention_backend(
     choice = choose_attention_backend(config, spec, dtype, device)
     log.info("attention_backend", backend=choice.name, reason=choice.reason)
     if choice.name == "torch":
-        return choice.name, TorchAttentionBackend(spec, dtype)
+        return choice.name, TorchAttentionBackend(spec, dtype, device)
     from worker_svc.attention.xformers_backend import XformersAttentionBackend, XformersSettings
     from worker_svc.attention.xformers_operators import XformersOperators
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from worker_svc.attention.base import AttentionMetadata, AttentionSpec
+from worker_svc.attention.base import AttentionMetadata, AttentionSpec, DecodeTensors
+from worker_svc.attention.decode_steps import DecodeSteps
 
 TILE_TOKENS = 128
 """Keys of one tile: few enough for a GEMM over them not to be split in parts."""
@@ -25,6 +26,7 @@ TILE_PADDING = 64
 """Tiles are cut to a multiple of this: within it, vectorized sums keep their lanes."""
 MIN_GEMM_ROWS = 4
 """Below this many rows BLAS takes other kernels, which add in another order."""
+CPU = torch.device("cpu")
 _LOWEST = -1e30
 """Starts the running maximum: finite, so that a tile which is masked as a whole gives exp(-inf)."""
 
@@ -44,9 +46,13 @@ class KVTile:
 class TorchAttentionBackend:
     """KV cache as one tensor a layer and kind: [num_blocks, block_size, num_kv_heads, head_dim]."""
 
-    def __init__(self, spec: AttentionSpec, dtype: torch.dtype) -> None:
+    can_capture = False
+    """The shapes of a step follow from its lengths."""
+
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device = CPU) -> None:
         self._spec = spec
         self._dtype = dtype
+        self._device = device
         self._block_size = 0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
@@ -59,8 +65,13 @@ class TorchAttentionBackend:
         spec = self._spec
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         # Zeros, since padding is read from block 0, and 0 * NaN would not be 0.
-        self._keys = [torch.zeros(shape, dtype=self._dtype) for _ in range(spec.num_layers)]
-        self._values = [torch.zeros(shape, dtype=self._dtype) for _ in range(spec.num_layers)]
+        self._keys, self._values = (
+            [
+                torch.zeros(shape, dtype=self._dtype, device=self._device)
+                for _ in range(spec.num_layers)
+            ]
+            for _ in range(2)
+        )
         self._block_size = block_size
 
     def free_kv_cache(self) -> None:
@@ -70,6 +81,9 @@ class TorchAttentionBackend:
         if not self._keys:
             raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
         return TorchStepAttention(self._spec, self._block_size, self._keys, self._values, metadata)
+
+    def prepare_decode(self, tensors: DecodeTensors) -> DecodeSteps:
+        return DecodeSteps(self, tensors)
 
 
 class TorchStepAttention:
@@ -87,7 +101,9 @@ class TorchStepAttention:
         self._block_size = block_size
         self._keys = keys
         self._values = values
-        self._slots, self._written = _written_slots(metadata.slot_mapping)
+        # Padding tokens, which have no slot, come last.
+        self._slots = metadata.slot_mapping[: metadata.query_start_loc[-1]]
+        self._device = self._slots.device
         self._seq_lens = metadata.seq_lens
         self._starts = metadata.query_start_loc
         self._num_single = metadata.num_single_rows
@@ -117,20 +133,19 @@ class TorchStepAttention:
         return single + [slice(row, row + 1) for row in range(self._num_single, num_rows)]
 
     def _write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
-        rows = new.reshape(new.shape[0], -1)
-        if self._written is not None:
-            rows = rows[self._written]
+        rows = new[: len(self._slots)].flatten(1)
         cache.view(-1, rows.shape[1]).index_copy_(0, self._slots, rows)
 
     def _make_tiles(self, rows: slice, metadata: AttentionMetadata) -> Iterator[KVTile]:
-        seq_lens = torch.tensor(self._seq_lens[rows])
+        lengths, device = self._seq_lens[rows], self._device
+        seq_lens = torch.tensor(lengths, device=device)
         tables = metadata.block_tables[rows]
-        heads = torch.arange(self._spec.num_kv_heads)[:, None]
-        longest = int(seq_lens[0])
+        heads = torch.arange(self._spec.num_kv_heads, device=device)[:, None]
+        longest = lengths[0]
         for start in range(0, longest, TILE_TOKENS):
-            num_rows = int((seq_lens > start).sum())  # A prefix: lengths fall.
+            num_rows = sum(length > start for length in lengths)  # A prefix: lengths fall.
             width = min(TILE_TOKENS, _round_up(longest - start, TILE_PADDING))
-            positions = torch.arange(start, start + width)
+            positions = torch.arange(start, start + width, device=device)
             owned = positions < seq_lens[:num_rows, None]  # [num_rows, width]
             blocks = (positions // self._block_size).clamp(max=tables.shape[1] - 1)
             slots = tables[:num_rows, blocks] * self._block_size + positions % self._block_size
@@ -156,12 +171,13 @@ class TorchStepAttention:
         queries = _pad_rows(query.view(-1, spec.group_size, spec.head_dim).float())
         state = _OnlineSoftmax(queries)
         window = spec.sliding_windows[layer]
-        positions = torch.tensor(self._seq_lens[: self._num_single])[:, None, None] - 1
+        seq_lens = torch.tensor(self._seq_lens[: self._num_single], device=self._device)
+        positions = seq_lens[:, None, None] - 1
         for tile in tiles:
             visible = tile.owned  # [num_rows, 1, width]
             num_rows = visible.shape[0]
             if window is not None:
-                keys = torch.arange(tile.start, tile.start + tile.width)
+                keys = torch.arange(tile.start, tile.start + tile.width, device=self._device)
                 visible = visible & (keys > positions[:num_rows] - window)
             hidden = ~visible[:, None].expand(-1, spec.num_kv_heads, -1, -1).flatten(0, 1)
             part = slice(0, num_rows * spec.num_kv_heads)
@@ -184,7 +200,8 @@ class TorchStepAttention:
         num_rows = queries.shape[1]
         state = _OnlineSoftmax(queries)
         window = spec.sliding_windows[layer]
-        positions = first_position + torch.arange(num_rows)[:, None] // group  # [num_rows, 1]
+        rows = torch.arange(num_rows, device=self._device)
+        positions = first_position + rows[:, None] // group  # [num_rows, 1]
         for tile in tiles:
             last = tile.start + tile.width - 1
             if window is not None and last <= first_position - window:
@@ -196,7 +213,7 @@ class TorchStepAttention:
             keys = self._gather(self._keys[layer], tile)
             scores = self._scores(queries[part], keys)
             if last > first_position or window is not None:
-                key_positions = torch.arange(tile.start, last + 1)
+                key_positions = torch.arange(tile.start, last + 1, device=self._device)
                 hidden = key_positions > positions[first:]
                 if window is not None:
                     hidden = hidden | (key_positions <= positions[first:] - window)
@@ -228,14 +245,6 @@ class _OnlineSoftmax:
 
     def result(self) -> torch.Tensor:
         return self._sums / self._weights
-
-
-def _written_slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Slots without padding, and the tokens that have one (None: all)."""
-    if bool((slot_mapping >= 0).all()):
-        return slot_mapping, None
-    written = (slot_mapping >= 0).nonzero().flatten()
-    return slot_mapping[written], written
 
 
 def _contain_non_finite(

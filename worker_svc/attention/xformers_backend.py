@@ -11,14 +11,15 @@ one order whatever the batch. Not so over gathered pages, where the kernel of th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch.nn import functional
 
-from worker_svc.attention.base import AttentionMetadata, AttentionSpec
+from worker_svc.attention.base import AttentionMetadata, AttentionSpec, DecodeTensors
 from worker_svc.attention.support import padded_head_dim
+from worker_svc.attention.xformers_cache import XformersCache
 from worker_svc.attention.xformers_calls import CallFactory, StepCalls
+from worker_svc.attention.xformers_decode import XformersDecodeAttention
 from worker_svc.attention.xformers_operators import XformersOperators
 from worker_svc.attention.xformers_plan import plan_step
 
@@ -40,10 +41,9 @@ class XformersSettings:
 
 
 class XformersAttentionBackend:
-    """KV cache as one tensor a layer and kind: [num_blocks * block_size, num_kv_heads, head_dim].
+    """KV cache of `XformersCache`, computed on by xformers."""
 
-    `head_dim` is that of the kernel: the model's is padded with zeros, which change no result.
-    """
+    can_capture = True
 
     def __init__(
         self,
@@ -56,38 +56,41 @@ class XformersAttentionBackend:
         self._dtype = dtype
         self._operators = operators
         self._settings = settings
-        self._head_dim = padded_head_dim(spec.head_dim)
-        self._block_size = 0
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._cache: XformersCache | None = None
+
+    @property
+    def cache(self) -> XformersCache:
+        """The KV cache.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        if self._cache is None:
+            raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
+        return self._cache
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         spec = self._spec
-        values = spec.num_layers * block_size * spec.num_kv_heads * self._head_dim
-        return 2 * values * self._dtype.itemsize
+        padded = replace(spec, head_dim=padded_head_dim(spec.head_dim))
+        return padded.kv_bytes_per_block(block_size, self._dtype)
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        if self._cache is not None and self._cache.has_size(num_blocks, block_size):
+            self._cache.clear()  # Graphs that were recorded over it stay good.
+            return
         self.free_kv_cache()
-        shape = (num_blocks * block_size, self._spec.num_kv_heads, self._head_dim)
-        self._keys, self._values = (
-            [
-                torch.zeros(shape, dtype=self._dtype, device=self._settings.device)
-                for _ in range(self._spec.num_layers)
-            ]
-            for _ in range(2)
-        )
-        self._block_size = block_size
+        device = self._settings.device
+        self._cache = XformersCache(self._spec, self._dtype, device, num_blocks, block_size)
 
     def free_kv_cache(self) -> None:
-        self._keys, self._values = [], []
+        self._cache = None
 
     def begin_step(self, metadata: AttentionMetadata) -> XformersStepAttention:
-        if not self._keys:
-            raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
+        cache = self.cache
         factory = CallFactory(
             self._operators,
             metadata.block_tables,
-            self._block_size,
+            cache.block_size,
             pad=self._settings.pad_calls,
         )
         calls = {}
@@ -96,75 +99,52 @@ class XformersAttentionBackend:
                 metadata.seq_lens,
                 metadata.query_start_loc,
                 window=window,
-                block_size=self._block_size,
+                block_size=cache.block_size,
                 gather=self._settings.gather_prefill,
             )
             calls[window] = factory.make(plan, window)
         num_tokens = metadata.query_start_loc[-1]
         slots = metadata.slot_mapping[:num_tokens]  # Padding tokens, which have none, come last.
-        return XformersStepAttention(
-            self._spec, self._operators, self._keys, self._values, slots, calls
-        )
+        return XformersStepAttention(cache, self._operators, slots, calls)
+
+    def prepare_decode(self, tensors: DecodeTensors) -> XformersDecodeAttention:
+        return XformersDecodeAttention(self.cache, self._operators, tensors)
 
 
 class XformersStepAttention:
-    """One step over the caches of `XformersAttentionBackend`."""
+    """One step over the cache of `XformersAttentionBackend`."""
 
     def __init__(
         self,
-        spec: AttentionSpec,
+        cache: XformersCache,
         operators: XformersOperators,
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
         slots: torch.Tensor,
         calls: dict[int | None, StepCalls],
     ) -> None:
-        self._spec = spec
+        self._cache = cache
         self._operators = operators
-        self._keys = keys
-        self._values = values
         self._slots = slots
         self._calls = calls
-        self._head_dim = keys[0].shape[-1]
-        self._padding = self._head_dim - spec.head_dim
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        self._write(self._keys[layer], key)
-        self._write(self._values[layer], value)
-        keys, values = self._grouped(self._keys[layer]), self._grouped(self._values[layer])
-        queries = self._padded(query)  # [num_tokens, num_heads, head_dim]
-        queries = queries.reshape(
-            -1, self._spec.num_kv_heads, self._spec.group_size, self._head_dim
-        )
+        cache, spec = self._cache, self._cache.spec
+        cache.write(layer, self._slots, key, value)
+        keys, values = cache.all_blocks(layer)
+        queries = cache.queries(query)
         output = torch.zeros_like(query)  # Padding tokens belong to no row and stay zero.
-        calls, scale = self._calls[self._spec.sliding_windows[layer]], self._spec.scale
+        calls, scale = self._calls[spec.sliding_windows[layer]], spec.scale
         for paged in calls.paged:
             part = queries[paged.tokens][None]  # [1, num_tokens, num_kv_heads, group, head_dim]
             attended = self._operators.attend_paged(part, keys, values, paged.bias, scale)
-            self._put(output, paged.tokens[: paged.num_tokens], attended)
+            heads = cache.heads(attended, paged.num_tokens)
+            output.index_copy_(0, paged.tokens[: paged.num_tokens], heads)
         for gathered in calls.gathered:
+            part = queries[gathered.tokens][None]
             attended = self._operators.attend_gathered(
-                queries[gathered.tokens][None],
-                self._grouped(self._keys[layer][gathered.slots]),
-                self._grouped(self._values[layer][gathered.slots]),
-                gathered.bias,
-                scale,
+                part, *cache.gather(layer, gathered.slots), gathered.bias, scale
             )
-            self._put(output, gathered.tokens, attended)
+            heads = cache.heads(attended, len(gathered.tokens))
+            output.index_copy_(0, gathered.tokens, heads)
         return output.flatten(1)
-
-    def _write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
-        cache.index_copy_(0, self._slots, self._padded(new[: self._slots.shape[0]]))
-
-    def _padded(self, values: torch.Tensor) -> torch.Tensor:
-        return functional.pad(values, (0, self._padding)) if self._padding else values
-
-    def _grouped(self, cache: torch.Tensor) -> torch.Tensor:
-        """[1, num_keys, num_kv_heads, group_size, head_dim], a view: as the operators take GQA."""
-        return cache[None, :, :, None].expand(-1, -1, -1, self._spec.group_size, -1)
-
-    def _put(self, output: torch.Tensor, tokens: torch.Tensor, attended: torch.Tensor) -> None:
-        heads = attended[0, : tokens.shape[0], :, :, : self._spec.head_dim].flatten(1, 2)
-        output.index_copy_(0, tokens, heads)

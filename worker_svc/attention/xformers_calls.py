@@ -14,6 +14,7 @@ import torch
 
 from worker_svc.attention.xformers_operators import SPLIT_TOKENS, XformersOperators
 from worker_svc.attention.xformers_plan import GatheredRows, PieceGroup, StepPlan
+from worker_svc.device import put
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class CallFactory:
         skipped = [start // size for start in starts]
         starts = [start % size for start in starts]
         kv_lens = [end - n * size for end, n in zip(group.kv_ends, skipped, strict=True)]
-        padding = [0] * (_power_of_two(num_pieces) - num_pieces if self._pad else 0)
+        padding = [0] * (power_of_two(num_pieces) - num_pieces if self._pad else 0)
         tables = self._shifted_tables(group.rows + padding, skipped + padding, max(kv_lens))
         if window is None:
             bias = self._operators.paged_bias(group.query_len, kv_lens + padding, tables, size)
@@ -97,18 +98,10 @@ class CallFactory:
 
         What stands behind a row's last block is never read.
         """
-        width = self._table_width(-(-longest // self._block_size))
+        width = table_width(-(-longest // self._block_size), self._block_size, pad=self._pad)
         columns = self._index(skipped)[:, None] + torch.arange(width, device=self._tables.device)
         columns.clamp_(max=self._tables.shape[1] - 1)
         return self._tables[self._index(rows)[:, None], columns]
-
-    def _table_width(self, num_blocks: int) -> int:
-        """Whole splits of keys, where there is more than one."""
-        per_split = SPLIT_TOKENS // self._block_size
-        if num_blocks <= per_split:
-            return per_split if self._pad else num_blocks
-        num_splits = -(-num_blocks // per_split)
-        return per_split * (_power_of_two(num_splits) if self._pad else num_splits)
 
     def _gathered(self, rows: GatheredRows, window: int | None) -> GatheredCall:
         size, kv_lens = self._block_size, rows.kv_lens()
@@ -125,8 +118,24 @@ class CallFactory:
         return self._move(torch.tensor(values, dtype=torch.int64))
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._tables.device, non_blocking=True)
+        return put(tensor.numpy(), self._tables.device)
 
 
-def _power_of_two(value: int) -> int:
+def table_width(num_blocks: int, block_size: int, *, pad: bool) -> int:
+    """Columns of block tables for rows of up to `num_blocks`: whole splits, if more than one.
+
+    Args:
+        num_blocks: Of the longest row.
+        block_size: Tokens in a block.
+        pad: At least one split, and a power of two of them.
+    """
+    per_split = SPLIT_TOKENS // block_size
+    if num_blocks <= per_split:
+        return per_split if pad else num_blocks
+    num_splits = -(-num_blocks // per_split)
+    return per_split * (power_of_two(num_splits) if pad else num_splits)
+
+
+def power_of_two(value: int) -> int:
+    """The smallest that is not below `value`."""
     return 1 << (value - 1).bit_length()

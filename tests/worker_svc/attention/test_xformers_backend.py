@@ -48,7 +48,7 @@ def test_chunks_of_a_prompt(dtype: torch.dtype) -> None:
 def test_a_mixed_step_with_padding(dtype: torch.dtype) -> None:
     pair = BackendPair((20, 7, 3, 40, 9), heads=4, kv_heads=2, dtype=dtype)
     pair.check([(0, 19, 20), (1, 6, 7), (2, 0, 3), (3, 22, 40), (4, 6, 9)], num_padding=3)
-    for cache in (pair.backend._keys[0], pair.backend._values[0]):
+    for cache in (pair.backend.cache.keys[0], pair.backend.cache.values[0]):
         assert not cache[:16].any()  # the null block
 
 
@@ -109,7 +109,7 @@ def test_a_query_has_the_same_bits_whatever_its_batch_mates() -> None:
 @pytest.mark.parametrize("window", [None, 4])
 def test_nan_in_slots_of_others_is_not_seen(window: int | None) -> None:
     pair = BackendPair((5, 21), window=window)
-    for tensor in (pair.backend._keys[0], pair.backend._values[0]):
+    for tensor in (pair.backend.cache.keys[0], pair.backend.cache.values[0]):
         tensor[16:] = torch.nan  # All but the null block; both rows' blocks have a rest.
     pair.check([(0, 4, 5), (1, 20, 21)])
 

@@ -52,7 +52,7 @@ class BackendPair:
     def check(self, parts: Sequence[Part], num_padding: int = 0) -> list[torch.Tensor]:
         """One step of both, with all earlier tokens in the caches; they agree."""
         for cached, keys, values in (
-            (self.xformers, self.backend._keys[0], self.backend._values[0]),
+            (self.xformers, self.backend.cache.keys[0], self.backend.cache.values[0]),
             (self.torch, *self._torch_rows()),
         ):
             for index, start, _ in parts:

@@ -1,0 +1,82 @@
+"""The torch device of one rank: which it is, and the way of a step's arrays onto it.
+
+Owns the choice by `--device` and the refusal where there is no such device. Knows nothing of models
+and steps. Used on the device thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagewire.engine_config import Device
+from pagewire.kit.errors import FailedPreconditionError
+
+NO_CUDA = "NO_CUDA_DEVICE"
+CPU = torch.device("cpu")
+
+
+def select_device(name: Device, rank: int = 0, num_ranks_here: int = 1) -> torch.device:
+    """The device of a rank.
+
+    Args:
+        name: `--device`; `auto`: a CUDA device if there is one, else the CPU.
+        rank: Of the replica; the ranks of a machine take its devices in turn.
+        num_ranks_here: Ranks that share this machine.
+
+    Raises:
+        FailedPreconditionError: There is no CUDA device, or there are fewer than ranks.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return CPU
+    _check_cuda()
+    num_devices = torch.cuda.device_count()
+    # A worker that sees one device was given it by CUDA_VISIBLE_DEVICES.
+    if 1 < num_devices < num_ranks_here:
+        raise FailedPreconditionError(
+            f"{num_ranks_here} workers on this machine need as many CUDA devices, {num_devices} "
+            "are visible: set --tensor-parallel-size or --pipeline-parallel-size lower",
+            reason=NO_CUDA,
+        )
+    return torch.device("cuda", rank % num_devices)
+
+
+def activate(device: torch.device) -> None:
+    """Make it the one that this thread's CUDA calls mean; on a CPU nothing."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def put(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor on the device.
+
+    On a CPU it is the array's own memory. Onto a CUDA device it goes through pinned memory, and
+    nobody waits: the order of the device's work is enough.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def put_list(values: list[int], device: torch.device) -> torch.Tensor:
+    """Integers as an int64 tensor [len(values)] on the device."""
+    return put(np.array(values, dtype=np.int64), device)
+
+
+def _check_cuda() -> None:
+    if torch.version.cuda is None:
+        raise FailedPreconditionError(
+            f"device cuda: torch {torch.__version__} on the worker is built for CPUs alone: "
+            "install pagewire[worker-gpu] with constraints/gpu.txt, or use --device cpu",
+            reason=NO_CUDA,
+        )
+    if not torch.cuda.is_available():
+        raise FailedPreconditionError(
+            "device cuda: the worker sees no CUDA device: check its driver and "
+            "CUDA_VISIBLE_DEVICES, or use --device cpu",
+            reason=NO_CUDA,
+        )
