@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.channels import check_target
 from pagewire.kit.server import ServerConfig
+from pagewire.kit.sockets import check_listen
 
 DEFAULT_WORKER = "127.0.0.1:50053"
 DEFAULT_TOKENIZER = "127.0.0.1:50051"
@@ -27,8 +28,11 @@ class SchedulerServiceConfig:
     taken, as many as the engine has ranks; the others stand by."""
     tokenizers: tuple[str, ...] = (DEFAULT_TOKENIZER,)
     """Tokenizers to fetch the vocabulary of structured outputs from: host:port, dns:///name:port
-    or unix:/path. Needed for nothing else, so it may be absent or come later; empty: structured
+    or unix:/path. Needed for little else, so it may be absent or come later; empty: structured
     outputs are not served."""
+    vllm_grpc_listen: str | None = None
+    """Address at which the engine is served as vllm.grpc.engine.VllmEngine too, for the gateway
+    `smg`: host:port (needs the package smg-grpc-proto); none: it is not."""
 
     def __post_init__(self) -> None:
         if not self.workers:
@@ -41,6 +45,8 @@ class SchedulerServiceConfig:
             raise ValueError("workers", self.workers, rule)
         for target in self.tokenizers:
             check_target(target, "tokenizers")
+        if self.vllm_grpc_listen is not None:
+            check_listen("vllm_grpc_listen", self.vllm_grpc_listen)
 
 
 def _is_name(target: str) -> bool:

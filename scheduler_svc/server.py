@@ -11,8 +11,10 @@ import gc
 import secrets
 import socket
 from collections.abc import Coroutine
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
+from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
@@ -27,6 +29,9 @@ from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.servicer import EngineAdminServicer, SchedulerServicer
 from scheduler_svc.worker_client import GrpcExecutor
 from scheduler_svc.worker_group import GroupExecutor
+
+if TYPE_CHECKING:
+    from scheduler_svc.vllm_engine.front_door import VllmFrontDoor
 
 SERVICE_NAME = "pagewire.v1.SchedulerService"
 STOP_GRACE_S = 1.0
@@ -66,6 +71,7 @@ class SchedulerServer:
             ],
         )
         self.server.registry.register(EngineCollector(self.core))
+        self._vllm_engine = _vllm_front_door(config, self.core, self.server)
         self._engine: asyncio.Task[None] | None = None
         self._tasks = TaskOwner()
         self._states: asyncio.Queue[EngineState] = asyncio.Queue()
@@ -73,6 +79,8 @@ class SchedulerServer:
 
     async def start(self) -> None:
         """Listen, and claim a worker in the background."""
+        if self._vllm_engine is not None:
+            self._vllm_engine.check()
         await self.server.start()
         self._engine = asyncio.create_task(self.core.run(), name="engine-core")
         self._tasks.spawn(self._report_readiness(), name="readiness")
@@ -99,8 +107,10 @@ class SchedulerServer:
         if self._is_stopping:
             return
         self._is_stopping = True
-        await self.server.set_serving(False, "draining")
+        await self._set_serving(False, "draining")
         await self.core.drain(self._config.server.drain_timeout_s)
+        if self._vllm_engine is not None:
+            await self._vllm_engine.stop(STOP_GRACE_S)
         await self.server.stop(STOP_GRACE_S)
         if self._engine is not None and not self._engine.done():
             await cancel_and_wait(self._engine)
@@ -117,12 +127,17 @@ class SchedulerServer:
             if self._is_stopping:
                 return
             reason = "" if state is EngineState.READY else "no worker is ready"
-            await self.server.set_serving(state is EngineState.READY, reason)
+            await self._set_serving(state is EngineState.READY, reason)
             if state is EngineState.READY and gc.get_freeze_count() == 0:
                 # Once, when nobody waits for a token yet: blocks and modules live as long as the
                 # process, so no collection need walk them.
                 gc.collect()
                 gc.freeze()
+
+    async def _set_serving(self, serving: bool, reason: str) -> None:
+        await self.server.set_serving(serving, reason)
+        if self._vllm_engine is not None:
+            await self._vllm_engine.set_serving(serving, reason)
 
     async def _log_stats(self) -> None:
         logged_steps = 0
@@ -144,6 +159,28 @@ class SchedulerServer:
                 generation_tokens=counters.generation_tokens,
                 worker_idle_s=round(counters.worker_idle_ns / 1e9, 3),
             )
+
+
+def _vllm_front_door(
+    config: SchedulerServiceConfig, core: EngineCore, server: ServiceServer
+) -> VllmFrontDoor | None:
+    """The front door for `smg`, if it is asked for.
+
+    Raises:
+        FailedPreconditionError: The package that it needs is not installed.
+    """
+    if config.vllm_grpc_listen is None:
+        return None
+    if find_spec("smg_grpc_proto") is None:
+        raise FailedPreconditionError(
+            "--vllm-grpc-listen needs the package smg-grpc-proto:"
+            " run `pip install 'pagewire[smg]'`",
+            reason="MISSING_PACKAGE",
+        )
+    # Only now: it imports that package.
+    from scheduler_svc.vllm_engine.front_door import VllmFrontDoor
+
+    return VllmFrontDoor(core, config.vllm_grpc_listen, config.server, config.tokenizers, server)
 
 
 async def serve(config: SchedulerServiceConfig) -> None:

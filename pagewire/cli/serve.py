@@ -13,7 +13,7 @@ import signal
 from collections.abc import Sequence
 
 from pagewire.cli.console import Console
-from pagewire.cli.installed import missing_service
+from pagewire.cli.installed import missing_service, missing_smg_proto
 from pagewire.cli.ready import GATEWAY_SERVICE, ready_line, wait_serving
 from pagewire.cli.stack import (
     MODULES,
@@ -63,6 +63,8 @@ async def serve(config: ServeConfig) -> int:
     for module in MODULES.values():
         if (message := missing_service(module)) is not None:
             raise ConfigError(message)
+    if config.stack.vllm_grpc_port is not None and (message := missing_smg_proto()) is not None:
+        raise ConfigError(message)
     signals = StopSignals()
     console = _open_console(config.stack)
     runtime_dir = make_runtime_dir()
@@ -124,6 +126,8 @@ async def _run(
             supervisor.ready = True
             console.clear_progress()
             console.release()
+            if addresses.vllm_grpc is not None:
+                console.say(f"pagewire: VllmEngine for smg: grpc://{addresses.vllm_grpc}")
             print(ready_line(addresses, config.engine.served_model_names[0]), flush=True)
             await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():

@@ -104,6 +104,7 @@ class ServiceServer:
         *,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         registry: CollectorRegistry | None = None,
+        rpc_metrics: RpcMetrics | None = None,
     ) -> None:
         """Prepare the servers.
 
@@ -115,13 +116,15 @@ class ServiceServer:
             register_admin: The same for `admin_listen`, which has `AdminService` anyway.
             interceptors: The service's own, run inside those of the kit, for calls to `listen`.
             registry: Metrics of the service; default: a new one with the process's figures.
+            rpc_metrics: Of another server of the process, whose registry this one shares.
         """
         self.service_name = service_name
         self.registry = registry if registry is not None else new_registry()
         self._config = config
         self._health = HealthServicer()
         self._health.set(service_name, False, "starting")
-        common = server_interceptors(RpcMetrics(self.registry))
+        self.rpc_metrics = rpc_metrics or RpcMetrics(self.registry)
+        common = server_interceptors(self.rpc_metrics)
         self._main = _Listener(
             config.listen,
             register,

@@ -7,12 +7,13 @@ waits is bounded by the outputs' own length.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 
 from smg_grpc_proto.generated import vllm_engine_pb2
 
+from pagewire.kit.errors import AlreadyExistsError
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.direct_client import DirectClient
 from scheduler_svc.engine_core import EngineCore
@@ -111,28 +112,31 @@ class Generation:
 
 
 class LiveGenerations:
-    """The calls under way, for aborts from outside by the caller's request ids."""
+    """The calls under way by the caller's request ids, for aborts from outside."""
 
     def __init__(self) -> None:
-        self._generations: dict[int, tuple[str, Generation]] = {}
-        self._keys = count()
+        self._generations: dict[str, Generation] = {}
 
-    def __len__(self) -> int:
-        return len(self._generations)
+    @contextmanager
+    def hold(self, request_id: str, generation: Generation) -> Iterator[None]:
+        """Know the call while the block runs.
 
-    def add(self, request_id: str, generation: Generation) -> int:
-        """Returns the key for `remove`."""
-        key = next(self._keys)
-        self._generations[key] = (request_id, generation)
-        return key
+        Raises:
+            AlreadyExistsError: Another call under way has the id.
+        """
+        if request_id in self._generations:
+            raise AlreadyExistsError(f"request {request_id} is under way", field="request_id")
+        self._generations[request_id] = generation
+        try:
+            yield
+        finally:
+            del self._generations[request_id]
 
-    def remove(self, key: int) -> None:
-        del self._generations[key]
-
-    def abort(self, request_ids: frozenset[str]) -> None:
-        """End the calls; unknown ids are passed over, they may have ended."""
-        for request_id, generation in list(self._generations.values()):
-            if request_id in request_ids:
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End calls; unknown ids are passed over: they may have ended."""
+        for request_id in request_ids:
+            generation = self._generations.get(request_id)
+            if generation is not None:
                 generation.abort()
 
 
