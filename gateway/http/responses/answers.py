@@ -1,0 +1,181 @@
+"""Answers of the Responses API: the response as one object, or as typed events in OpenAI's order.
+
+created, in_progress; for each item its beginning, deltas and end; completed, incomplete or failed.
+Each event has a sequence_number, from 0. Errors before admission propagate, for an ordinary error
+answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from gateway.generation import FinishReason, GenerationRequest, Output, TokenLogprobs
+from gateway.http.disconnect import while_connected
+from gateway.http.errors import to_pagewire_error
+from gateway.http.event_stream import KEEP_ALIVE, START, piece, send_last_words
+from gateway.http.json_response import json_response, to_json
+from gateway.http.logprobs import TokenFormat, chat_logprobs
+from gateway.http.responses.output_items import Event, OutputItems
+from gateway.http.responses.request import ResponseCall
+from gateway.http.responses.response_object import ResponseObject
+from gateway.live_generation import Generation
+from gateway.message_events import Content, Reasoning
+from gateway.message_parser import MessageParser
+from gateway.request_service import RequestService
+
+OnFinished = Callable[[dict[str, Any], OutputItems], None]
+"""Takes a finished response and its items, to keep them."""
+
+
+class _Writer:
+    """Turns the outputs of one generation into events, up to the finished response."""
+
+    def __init__(self, call: ResponseCall, generation: Generation, parser: MessageParser) -> None:
+        self.items = OutputItems(call.with_logprobs)
+        self.response = ResponseObject(call, generation)
+        self.finished: dict[str, Any] | None = None
+        self._parser = parser
+        self._num_top = call.sampling.get("logprobs") or 0
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_reasoning_tokens = 0
+
+    def begin(self) -> Iterator[Event]:
+        for kind in ("response.created", "response.in_progress"):
+            yield {"type": kind, "response": self.response.in_progress()}
+
+    def take(self, output: Output) -> Iterator[Event]:
+        self._logprobs += output.logprobs
+        parsed = self._parser.push(output.text)
+        if output.finished is not None:
+            parsed += self._parser.finish()
+        if parsed and all(isinstance(each, Reasoning) for each in parsed):
+            self._num_reasoning_tokens += len(output.token_ids)
+        for event in parsed:
+            if isinstance(event, Content):
+                yield from self.items.text(event.text, self._take_logprobs())
+            elif isinstance(event, Reasoning):
+                self._logprobs.clear()
+                yield from self.items.reasoning(event.text)
+            else:
+                if event.name:
+                    yield from self.items.call(event.id, event.name)
+                if event.arguments:
+                    yield from self.items.arguments(event.arguments)
+        if output.finished is not None:
+            yield from self._finish(output.finished.reason)
+
+    def fail(self, message: str) -> Event:
+        response = self.response.failed(self.items.objects(), message)
+        return {"type": "response.failed", "response": response}
+
+    def _finish(self, reason: FinishReason) -> Iterator[Event]:
+        is_complete = reason is not FinishReason.LENGTH
+        yield from self.items.finish(is_complete)
+        self.finished = self.response.finished(
+            self.items.objects(),
+            is_complete=is_complete,
+            num_reasoning_tokens=self._num_reasoning_tokens,
+        )
+        yield {"type": f"response.{self.finished['status']}", "response": self.finished}
+
+    def _take_logprobs(self) -> list[dict[str, Any]]:
+        """Return the logprobs of the tokens since the last text."""
+        content = chat_logprobs(self._logprobs, self._num_top, TokenFormat())["content"]
+        self._logprobs = []
+        return list(content)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseWork:
+    """What an answer is made from."""
+
+    service: RequestService
+    call: ResponseCall
+    request: GenerationRequest
+    parser: MessageParser
+    on_finished: OnFinished
+
+
+class WholeResponse:
+    """Answers with the finished response. An ASGI application."""
+
+    def __init__(self, work: ResponseWork) -> None:
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work, finished = self._work, list[dict[str, Any]]()
+
+        async def generate() -> None:
+            async with work.service.generate(work.request) as generation:
+                writer = _Writer(work.call, generation, work.parser)
+                async for outputs in generation.outputs():
+                    for output in outputs:
+                        _exhaust(writer.take(output))
+                if writer.finished is not None:
+                    work.on_finished(writer.finished, writer.items)
+                    finished.append(writer.finished)
+
+        await while_connected(receive, generate())
+        await json_response(finished[0])(scope, receive, send)
+
+
+class StreamedResponse:
+    """Answers with typed events. An ASGI application."""
+
+    def __init__(self, work: ResponseWork, keep_alive_s: float) -> None:
+        """Prepare a stream; one on which nothing is sent for `keep_alive_s` gets a comment."""
+        self._work = work
+        self._keep_alive_s = keep_alive_s
+        self._numbers = itertools.count()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await while_connected(receive, self._stream(send))
+
+    async def _stream(self, send: Send) -> None:
+        work = self._work
+        async with work.service.generate(work.request) as generation:
+
+            async def send_in_time(message: Message) -> None:
+                async with generation.deadline():  # a client may stop reading for good
+                    await send(message)
+
+            writer = _Writer(work.call, generation, work.parser)
+            await send_in_time(START)
+            try:
+                async for message in self._messages(generation, writer):
+                    await send_in_time(message)
+            except Exception as exc:
+                error = to_pagewire_error(exc)
+                await send_last_words(send, self._bytes([writer.fail(error.message)]))
+
+    async def _messages(self, generation: Generation, writer: _Writer) -> AsyncIterator[Message]:
+        yield piece(self._bytes(writer.begin()))
+        async for outputs in generation.outputs(self._keep_alive_s):
+            if not outputs:
+                yield KEEP_ALIVE
+            events = (event for output in outputs for event in writer.take(output))
+            body = self._bytes(events)
+            if writer.finished is not None:  # kept before the client knows its id to be of use
+                self._work.on_finished(writer.finished, writer.items)
+            if body:
+                yield piece(body)
+        yield {"type": "http.response.body", "body": b""}
+
+    def _bytes(self, events: Iterable[Event]) -> bytes:
+        return b"".join(self._event(event) for event in events)
+
+    def _event(self, event: Event) -> bytes:
+        numbered = event | {"sequence_number": next(self._numbers)}
+        kind = str(event["type"]).encode()
+        return b"event: " + kind + b"\ndata: " + to_json(numbered) + b"\n\n"
+
+
+def _exhaust(events: Iterable[Event]) -> None:
+    """Let the items grow; nobody reads the events."""
+    for _ in events:
+        pass

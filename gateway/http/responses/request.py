@@ -1,0 +1,219 @@
+"""The body of `POST /v1/responses`: what is asked for, what is refused, what the answer repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.generation import ChatMessage, ChatPrompt, GenerationRequest
+from gateway.http.fields import Fields, check_text, invalid, wrong_type
+from gateway.http.parameters import read_cache_salt, read_priority, read_sampling
+from gateway.http.responses.items import read_input
+from gateway.http.responses.tools import ResponseTools, read_tools
+from gateway.http.structured_outputs import read_schema
+from pagewire.kit.errors import InvalidRequestError
+from pagewire.sampling_params import StructuredOutputs
+
+_MAX_METADATA_PAIRS = 16
+_MAX_METADATA_KEY_CHARS = 64
+_MAX_METADATA_VALUE_CHARS = 512
+_LOGPROBS = "message.output_text.logprobs"
+
+# What only OpenAI's own servers have, or what would change the output unseen.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "moderation": (),
+}
+# Names that change no output here; those of hosted tools' results have nothing to show.
+_HINTS = (
+    "context_management",
+    "max_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "stream_options",
+    "user",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCall:
+    """What a body asks for."""
+
+    model: str
+    instructions: str | None
+    input: tuple[ChatMessage, ...]
+    previous_response_id: str | None
+    tools: ResponseTools
+    sampling: Mapping[str, Any]
+    template_arguments_json: str
+    truncate: bool
+    cache_salt: str
+    priority: int
+    stream: bool
+    store: bool
+    with_logprobs: bool
+    echoed: Mapping[str, Any]
+    """Fields of the response that repeat the request."""
+
+    def generation_request(self, previous: tuple[ChatMessage, ...]) -> GenerationRequest:
+        """Return the generation that answers, given the conversation that it goes on from."""
+        instructions = self.instructions
+        system = () if instructions is None else (ChatMessage("system", instructions),)
+        prompt = ChatPrompt(
+            messages=(*system, *previous, *self.input),
+            template_arguments_json=self.template_arguments_json,
+            tools_json=self.tools.template_json,
+        )
+        return GenerationRequest(
+            model=self.model,
+            prompts=(prompt,),
+            sampling=self.sampling,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            truncate_prompt_tokens=-1 if self.truncate else None,
+        )
+
+
+def read_response(fields: Fields) -> ResponseCall:
+    """Return what the body asks for.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    _refuse(fields)
+    tools = read_tools(fields)
+    sampling = _read_sampling(fields, tools)
+    with_logprobs = _LOGPROBS in (fields.texts("include") or ())
+    top_logprobs = fields.integer("top_logprobs")
+    if with_logprobs:
+        sampling["logprobs"] = top_logprobs or 0
+    instructions = fields.text("instructions")
+    previous_response_id = fields.text("previous_response_id")
+    truncation = _read_truncation(fields)
+    store = fields.boolean("store", default=True)
+    echoed = {
+        "instructions": instructions,
+        "max_output_tokens": sampling.get("max_tokens"),
+        "max_tool_calls": fields.integer("max_tool_calls"),
+        "metadata": _read_metadata(fields),
+        "parallel_tool_calls": tools.parallel,
+        "previous_response_id": previous_response_id,
+        "reasoning": _read_reasoning(fields),
+        "service_tier": "default",
+        "store": store,
+        "text": _echoed_text(fields),
+        "tool_choice": tools.echoed_choice,
+        "tools": tools.echoed,
+        "top_logprobs": top_logprobs or 0,
+        "truncation": truncation,
+        "user": fields.text("user"),
+    }
+    return ResponseCall(
+        model=fields.text("model") or "",
+        instructions=instructions,
+        input=read_input(fields),
+        previous_response_id=previous_response_id,
+        tools=tools,
+        sampling=sampling,
+        template_arguments_json="",
+        truncate=truncation == "auto",
+        cache_salt=read_cache_salt(fields),
+        priority=read_priority(fields),
+        stream=fields.boolean("stream"),
+        store=store,
+        with_logprobs=with_logprobs,
+        echoed=echoed,
+    )
+
+
+def _refuse(fields: Fields) -> None:
+    for name, harmless in _UNSUPPORTED.items():
+        value = fields.get(name)
+        if value is not None and value not in harmless:
+            raise _unsupported(name, "is not supported by this server; leave it out")
+    for name in _HINTS:
+        fields.get(name)
+
+
+def _read_sampling(fields: Fields, tools: ResponseTools) -> dict[str, Any]:
+    sampling = read_sampling(fields, ("max_output_tokens",))
+    form = _read_format(fields)
+    if form is not None:
+        if "structured_outputs" in sampling:
+            raise invalid("text.format", "excludes structured_outputs: give one of them")
+        sampling["structured_outputs"] = form
+    return sampling
+
+
+def _read_format(fields: Fields) -> StructuredOutputs | None:
+    """Return the form that `text.format` asks for; None: anything."""
+    text = fields.object("text")
+    form = text.object("format") if text is not None else None
+    if form is None:
+        return None
+    kind = form.required_text("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputs(json_object=True)
+    if kind != "json_schema":
+        raise _unsupported(form.path("type"), f"{kind[:64]} is not supported")
+    form.required_text("name")
+    form.boolean("strict")
+    schema = form.get("schema")
+    if schema is None:
+        raise invalid(form.path("schema"), "is required: give a JSON schema")
+    return StructuredOutputs(json_schema=read_schema(schema, form.path("schema")))
+
+
+def _echoed_text(fields: Fields) -> dict[str, Any]:
+    text = fields.object("text")
+    verbosity = text.text("verbosity") if text is not None else None
+    form = text.object("format") if text is not None else None
+    echoed = {"format": dict(form.items()) if form is not None else {"type": "text"}}
+    return echoed | ({"verbosity": verbosity} if verbosity is not None else {})
+
+
+def _read_truncation(fields: Fields) -> str:
+    truncation = fields.text("truncation") or "disabled"
+    if truncation not in ("auto", "disabled"):
+        raise invalid("truncation", "must be auto or disabled")
+    return truncation
+
+
+def _read_reasoning(fields: Fields) -> dict[str, Any]:
+    """Read `reasoning`; a summary that is asked for is not made: the reasoning itself comes."""
+    reasoning = fields.object("reasoning")
+    if reasoning is None:
+        return {"effort": None, "summary": None}
+    reasoning.text("generate_summary")
+    return {"effort": reasoning.text("effort"), "summary": reasoning.text("summary")}
+
+
+def _read_metadata(fields: Fields) -> dict[str, str]:
+    metadata = fields.object("metadata")
+    if metadata is None:
+        return {}
+    pairs = metadata.items()
+    if len(pairs) > _MAX_METADATA_PAIRS:
+        raise invalid("metadata", f"must have at most {_MAX_METADATA_PAIRS} pairs")
+    for key, value in pairs.items():
+        check_text(key, "metadata")
+        path = metadata.path(key[:_MAX_METADATA_KEY_CHARS])
+        if len(key) > _MAX_METADATA_KEY_CHARS:
+            raise invalid(path, f"keys have at most {_MAX_METADATA_KEY_CHARS} characters")
+        if not isinstance(value, str):
+            raise wrong_type(path, value, "a string")
+        if len(check_text(value, path)) > _MAX_METADATA_VALUE_CHARS:
+            raise invalid(path, f"must have at most {_MAX_METADATA_VALUE_CHARS} characters")
+    return dict(pairs)
+
+
+def _unsupported(field: str, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {why}", reason="UNSUPPORTED_PARAMETER", field=field)
