@@ -182,6 +182,8 @@ class DeviceConfig:
     """Threads of the worker's CPU kernels. Default: the cores it may use."""
     sim_step_time_us: int = 0
     """Fixed time of a simulated step in microseconds; 0: none."""
+    enforce_eager: bool = False
+    """CUDA only: record no CUDA graphs. A worker starts faster, and takes longer for each token."""
 
     def __post_init__(self) -> None:
         if self.num_threads is not None:

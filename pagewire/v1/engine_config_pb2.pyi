@@ -264,19 +264,22 @@ class DeviceConfig(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     NUM_THREADS_FIELD_NUMBER: _builtins.int
     SIM_STEP_TIME_US_FIELD_NUMBER: _builtins.int
+    ENFORCE_EAGER_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     num_threads: _builtins.int
     sim_step_time_us: _builtins.int
+    enforce_eager: _builtins.bool
     def __init__(
         self,
         *,
         device: _builtins.str = ...,
         num_threads: _builtins.int | None = ...,
         sim_step_time_us: _builtins.int = ...,
+        enforce_eager: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_threads", b"_num_threads", "num_threads", b"num_threads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_threads", b"_num_threads", "device", b"device", "num_threads", b"num_threads", "sim_step_time_us", b"sim_step_time_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_threads", b"_num_threads", "device", b"device", "enforce_eager", b"enforce_eager", "num_threads", b"num_threads", "sim_step_time_us", b"sim_step_time_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_threads: _TypeAlias = _typing.Literal["num_threads"]  # noqa: Y015
     _WhichOneofArgType__num_threads: _TypeAlias = _typing.Literal["_num_threads", b"_num_threads"]  # noqa: Y015
