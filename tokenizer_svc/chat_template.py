@@ -16,6 +16,7 @@ from jinja2.meta import find_undeclared_variables
 
 from pagewire.kit.errors import InvalidRequestError
 from tokenizer_svc.template_environment import ENVIRONMENT, render
+from tokenizer_svc.template_tools import tool_call_format, with_calls_as_text, with_tool_prompt
 
 Message = Mapping[str, Any]
 
@@ -24,6 +25,8 @@ TOOL_TEMPLATE = "tool_use"
 # Stands behind the final message while rendering, so that its end is found whatever it contains.
 # The space behind it tells whether the template trims messages.
 _END_MARK = "\u2063pagewire-end-of-final-message\u2063"
+_PROBE = "pagewire probes for system messages"
+_MAX_PROBE_CHARS = 65_536
 _RESERVED = frozenset(
     ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 )
@@ -56,6 +59,15 @@ class ChatTemplates:
             return True
         return any(template_facts(text).uses_tools for text in self.templates.values())
 
+    @property
+    def tool_call_format(self) -> str:
+        """The format in which the model calls tools, as far as its template shows; "": unknown."""
+        name = TOOL_TEMPLATE if TOOL_TEMPLATE in self.templates else DEFAULT_TEMPLATE
+        template = self.templates.get(name)
+        if template is None:
+            return ""
+        return tool_call_format(template, template_facts(template).uses_tools)
+
     def render(self, request: ChatRequest, max_chars: int) -> str:
         """The prompt's text.
 
@@ -65,14 +77,12 @@ class ChatTemplates:
         """
         template = self._template(request)
         facts = _facts(template)
-        if request.tools and not facts.uses_tools:
-            raise InvalidRequestError(
-                "the model's chat template knows no tools; leave `tools` out, or give a template "
-                "that uses them",
-                reason="TOOLS_NOT_SUPPORTED",
-                field="tools",
-            )
         messages = [_message(message, facts.iterates_content) for message in request.messages]
+        if not facts.uses_tool_calls:
+            messages = with_calls_as_text(messages)
+        if request.tools and not facts.uses_tools:
+            takes_system = _takes_system(template, tuple(self.special_tokens.items()))
+            messages = with_tool_prompt(messages, request.tools, takes_system)
         if request.continue_final_message:
             _mark_end(messages, request)
         variables = {
@@ -106,6 +116,8 @@ class TemplateFacts:
     """What a template's text says about how to feed it."""
 
     uses_tools: bool
+    uses_tool_calls: bool
+    """Whether it shows the calls of an assistant's message."""
     iterates_content: bool
     """Whether it goes through a message's content part by part."""
 
@@ -120,16 +132,38 @@ def template_facts(template: str) -> TemplateFacts:
     tree = ENVIRONMENT.parse(template)
     return TemplateFacts(
         uses_tools="tools" in find_undeclared_variables(tree),
+        uses_tool_calls=_reads(tree, "tool_calls"),
         iterates_content=any(_is_content(loop.iter) for loop in tree.find_all(nodes.For)),
     )
 
 
 def _is_content(node: nodes.Node) -> bool:
+    return _is_member(node, "content") or (isinstance(node, nodes.Name) and node.name == "content")
+
+
+def _reads(tree: nodes.Template, name: str) -> bool:
+    members = (nodes.Getattr, nodes.Getitem)
+    return any(_is_member(node, name) for node in tree.find_all(members))
+
+
+def _is_member(node: nodes.Node, name: str) -> bool:
     if isinstance(node, nodes.Getattr):
-        return bool(node.attr == "content")
+        return bool(node.attr == name)
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-        return bool(node.arg.value == "content")
-    return isinstance(node, nodes.Name) and node.name == "content"
+        return bool(node.arg.value == name)
+    return False
+
+
+@lru_cache(maxsize=64)
+def _takes_system(template: str, special_tokens: tuple[tuple[str, str], ...]) -> bool:
+    """Whether the template shows a system message; some refuse it, some drop it."""
+    messages = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hello"}]
+    variables = {**dict(special_tokens), "messages": messages, "add_generation_prompt": True}
+    try:
+        return _PROBE in render(template, variables, _MAX_PROBE_CHARS)
+    except Exception:
+        # Whatever a template does with a probe is no error of the request.
+        return False
 
 
 def _facts(template: str) -> TemplateFacts:

@@ -30,6 +30,7 @@ def info_to_proto(engine: TokenizerEngine) -> tokenizer_pb2.GetTokenizerInfoResp
         has_chat_template=bool(engine.templates.templates),
         template_uses_tools=engine.templates.uses_tools,
         max_prompt_bytes=engine.limits.max_prompt_bytes,
+        tool_call_format=engine.templates.tool_call_format,
     )
 
 

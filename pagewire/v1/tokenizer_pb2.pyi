@@ -45,6 +45,7 @@ class GetTokenizerInfoResponse(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     TEMPLATE_USES_TOOLS_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_BYTES_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FORMAT_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """SHA-256 (hex) over the vocabulary; equal to ModelInfo.tokenizer_fingerprint of the same model."""
     vocab_size: _builtins.int
@@ -52,9 +53,13 @@ class GetTokenizerInfoResponse(_message.Message):
     has_chat_template: _builtins.bool
     """Whether the model has a chat template."""
     template_uses_tools: _builtins.bool
-    """Whether that template uses `tools`."""
+    """Whether that template uses `tools`; where it does not, a default prompt describes them."""
     max_prompt_bytes: _builtins.int
     """Longest prompt taken, in UTF-8 bytes."""
+    tool_call_format: _builtins.str
+    """In which format the model calls tools, as its template shows: hermes, mistral, llama3_json, ... Empty: not known.
+    A template without tools gets a default prompt for them, whose format this is then.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -67,10 +72,11 @@ class GetTokenizerInfoResponse(_message.Message):
         has_chat_template: _builtins.bool = ...,
         template_uses_tools: _builtins.bool = ...,
         max_prompt_bytes: _builtins.int = ...,
+        tool_call_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_prompt_bytes", b"max_prompt_bytes", "template_uses_tools", b"template_uses_tools", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "max_prompt_bytes", b"max_prompt_bytes", "template_uses_tools", b"template_uses_tools", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015

@@ -53,8 +53,70 @@ def test_no_tools_are_none() -> None:
     assert render("{{ tools is none }}{% if tools %}{% endif %}") == "True"
 
 
-def test_tools_that_would_vanish_are_refused() -> None:
-    refuse("tools", lambda: render(PLAIN, tools=[TOOL]), "knows no tools")
+def test_a_template_without_tools_gets_a_prompt_for_them() -> None:
+    text = render(PLAIN, tools=[TOOL])
+    assert text.startswith("<s>[system]# Tools")
+    assert '\n{"type": "function", "function": {"name": "f", "parameters": {}}}\n' in text
+    assert "<tool_call>" in text
+    assert text.endswith("[user]hi[assistant]")
+
+
+def test_the_prompt_for_tools_joins_the_system_message() -> None:
+    text = render(PLAIN, [{"role": "system", "content": "Be brief."}, USER], tools=[TOOL])
+    assert text.startswith("<s>[system]Be brief.\n\n# Tools")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        + PLAIN,
+        "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+    ],
+)
+def test_a_template_without_system_messages_has_the_prompt_in_the_users(template: str) -> None:
+    text = render(template, tools=[TOOL])
+    assert "[user]# Tools" in text
+    assert "</tool_call>\n\nhi" in text
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"é": [1]}}}
+HISTORY = [
+    USER,
+    {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+    {"role": "tool", "content": "4", "tool_call_id": "1"},
+    {"role": "tool", "content": [{"type": "text", "text": "5"}], "tool_call_id": "1"},
+]
+CALL_TEXT = '<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tools", [(), (TOOL,)])
+def test_calls_and_results_reach_a_template_that_knows_none(tools: Any) -> None:
+    text = render(PLAIN, HISTORY, tools=tools)
+    assert text.endswith(
+        f"[user]hi[assistant]{CALL_TEXT}\n{CALL_TEXT}"
+        "[user]<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n</tool_response>"
+        "[assistant]"
+    )
+
+
+def test_calls_and_results_reach_a_template_that_knows_them_as_they_are() -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.tool_calls | tojson }}{% endfor %}"
+    text = render(template.replace("m.tool_calls", "(m.tool_calls or 0)"), HISTORY)
+    assert text.count('"arguments": {"é": [1]}') == 2
+    assert text.endswith("[tool]0[tool]0")
+
+
+def test_the_format_of_calls_is_that_of_the_template() -> None:
+    uses = "{{ tools }}"
+    assert templates(PLAIN).tool_call_format == "hermes"
+    assert templates(uses + "<tool_call>").tool_call_format == "hermes"
+    assert templates(uses + "<tool_call><function=f>").tool_call_format == ""
+    assert templates(uses + "[TOOL_CALLS]").tool_call_format == "mistral"
+    assert templates(uses + "<|python_tag|>").tool_call_format == "llama3_json"
+    assert templates(uses).tool_call_format == ""
+    assert templates(PLAIN, tool_use=uses + "[TOOL_CALLS]").tool_call_format == "mistral"
+    assert ChatTemplates({}, {}).tool_call_format == ""
 
 
 def test_the_tool_template_is_used_for_tools() -> None:
