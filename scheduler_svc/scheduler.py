@@ -10,16 +10,13 @@ and no worker; `engine_core` calls `add_request`, `finish_requests`, `schedule` 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
 
-from pagewire.kit.errors import AlreadyExistsError
-from scheduler_svc.admission import check_queue, check_request
 from scheduler_svc.block_pool import KvEventSink
 from scheduler_svc.drafter import Drafter
 from scheduler_svc.grammar import Grammar
-from scheduler_svc.integrity import check_requests
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.limits import SchedulerLimits
+from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.new_tokens import append_tokens
 from scheduler_svc.output import (
     EngineCoreOutputs,
@@ -31,13 +28,10 @@ from scheduler_svc.output import (
     SchedulerStats,
 )
 from scheduler_svc.pause import PauseState
-from scheduler_svc.prefix_hit import PrefixHit
-from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
-from scheduler_svc.request_queue import create_request_queue
+from scheduler_svc.request import EngineCoreRequest, Request
 from scheduler_svc.speculation import Speculation
 from scheduler_svc.step_plan import StepPlan, new_request_data
 from scheduler_svc.stop import FinishReason, Stop
-from scheduler_svc.suspicion import Suspects
 
 ABORTED = Stop(FinishReason.ABORT)
 FAILED = Stop(FinishReason.ERROR)
@@ -45,11 +39,7 @@ _NO_TOKEN = RowError(FAILED.error_reason, "the worker drew no token")
 
 
 class Scheduler:
-    """The requests of one engine.
-
-    Invariants between calls: every live request is in `_requests` and in exactly one of `_running`
-    and `_waiting`; exactly the running ones have a block table.
-    """
+    """The next step of one engine's requests, and what becomes of the last ones."""
 
     def __init__(
         self,
@@ -67,48 +57,40 @@ class Scheduler:
             enable_caching=limits.enable_prefix_caching,
             events=events,
         )
-        self._requests: dict[str, Request] = {}
-        self._running: list[Request] = []
-        self._waiting = create_request_queue(limits.policy)
-        self._finished_req_ids: list[str] = []
-        self._preempted_req_ids: list[str] = []
-        self._newly_scheduled: list[Request] = []
-        self._suspects = Suspects()
+        self._live = LiveRequests(limits, self.kv_cache)
         self._speculation = Speculation(drafter, self.kv_cache, limits)
-        self._num_grammars = 0
         self._step = 0
-        self._num_preemptions = 0
         self._num_watermark_blocks = int(limits.watermark * limits.num_blocks)
         # No request has more tokens than the context, so that stands for no threshold.
         self._long_prefill_threshold = limits.long_prefill_token_threshold or limits.max_model_len
 
     @property
     def has_requests(self) -> bool:
-        return bool(self._requests)
+        return bool(self._live.by_id)
 
     @property
     def has_work(self) -> bool:
         """Whether the next step has anything to tell the worker, as far as a pause lets it."""
-        return self.can_schedule or bool(self._finished_req_ids or self._preempted_req_ids)
+        return self.can_schedule or self._live.has_untold
 
     @property
     def can_schedule(self) -> bool:
         """Whether there is a request that may be scheduled."""
         if self.pause_state is PauseState.UNPAUSED:
-            return bool(self._running or self._waiting)
-        return self.pause_state is PauseState.PAUSED_NEW and bool(self._running)
+            return bool(self._live.running or self._live.waiting)
+        return self.pause_state is PauseState.PAUSED_NEW and bool(self._live.running)
 
     @property
     def num_requests(self) -> int:
-        return len(self._requests)
+        return len(self._live.by_id)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._live.running)
 
     @property
     def num_waiting(self) -> int:
-        return self._waiting.num_waiting
+        return self._live.waiting.num_waiting
 
     def add_request(self, core_request: EngineCoreRequest, now_s: float) -> Request:
         """Check a request and put it in the queue.
@@ -122,19 +104,8 @@ class Scheduler:
             AlreadyExistsError: A live request has its id.
             QueueFullError: Too much is waiting.
         """
-        if core_request.request_id in self._requests:
-            raise AlreadyExistsError(
-                f"request {core_request.request_id!r} is already live",
-                reason="DUPLICATE_REQUEST_ID",
-                field="request_id",
-            )
-        check_request(core_request, self.limits)
-        check_queue(core_request, self._waiting, self.limits)
-        request = Request(core_request, self.limits, now_s)
+        request = self._live.add(core_request, now_s)
         request.drafts = self._speculation.begin(request.sampling_params, None)
-        self._requests[request.request_id] = request
-        self._suspects.add(request, core_request.num_suspicions)
-        self._waiting.add(request)
         return request
 
     def set_grammar(self, request_id: str, grammar: Grammar) -> None:
@@ -144,13 +115,10 @@ class Scheduler:
             request_id: Its sampling parameters say what its output must be.
             grammar: Has taken in the output that the request came with.
         """
-        request = self._requests.get(request_id)
+        request = self._live.by_id.get(request_id)
         if request is not None and request.awaits_grammar:
-            request.awaits_grammar = False
-            request.grammar = grammar
             request.drafts = self._speculation.begin(request.sampling_params, grammar)
-            self._num_grammars += 1
-            self._waiting.restore(request)
+            self._live.set_grammar(request, grammar)
 
     def rows_to_mask(self, output: SchedulerOutput) -> dict[int, tuple[Grammar, Sequence[int]]]:
         """The grammars that a step draws under, and its drafts, by row; without rows that ended.
@@ -178,14 +146,14 @@ class Scheduler:
         Returns:
             What ended, by client.
         """
-        ids = list(self._requests) if request_ids is None else request_ids
+        ids = list(self._live.by_id) if request_ids is None else request_ids
         ended: dict[int, list[FinishedRequest]] = {}
         for request_id in ids:
-            request = self._requests.get(request_id)
+            request = self._live.by_id.get(request_id)
             if request is not None:
-                finished = self._finish(request, stop, message)
+                finished = self._live.finish(request, stop, message)
                 ended.setdefault(request.client_id, []).append(finished)
-        self._drop_finished_from_running()
+        self._live.drop_finished()
         return ended
 
     def schedule(self, now_s: float) -> SchedulerOutput:
@@ -244,8 +212,8 @@ class Scheduler:
                 finished = self._finish_row(request, stop, errors.get(row, _NO_TOKEN), step)
                 _outputs_for(outputs, request, step).finished.append(finished)
         if any_finished:
-            self._drop_finished_from_running()
-        self._suspects.clear_passed(output.requests)
+            self._live.drop_finished()
+        self._live.suspects.clear_passed(output.requests)
         return outputs
 
     def suspect_steps(self, outputs: Iterable[SchedulerOutput]) -> list[str]:
@@ -258,7 +226,7 @@ class Scheduler:
             Ids of requests that were suspected too often and are to be ended.
         """
         requests = {request.request_id: request for o in outputs for request in o.requests}
-        return self._suspects.suspect(requests.values())
+        return self._live.suspects.suspect(requests.values())
 
     def preempt_all(self) -> int:
         """Drop the KV of everything that runs and keep its tokens: the worker's cache is gone.
@@ -268,10 +236,7 @@ class Scheduler:
         Returns:
             How many requests were preempted.
         """
-        num_preempted = len(self._running)
-        while self._running:
-            self._preempt(self._running[-1])
-        return num_preempted
+        return self._live.preempt_all()
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         """Forget what is cached.
@@ -285,7 +250,7 @@ class Scheduler:
         """
         if reset_running_requests:
             self.preempt_all()
-            for request in self._requests.values():
+            for request in self._live.by_id.values():
                 self._drop_tokens_under_way(request)
         return self.kv_cache.reset_prefix_cache()
 
@@ -306,9 +271,9 @@ class Scheduler:
             for request in output.requests:
                 doubtful.add(request.request_id)
                 self._drop_tokens_under_way(request)
-        victims = [request for request in self._running if request.request_id in doubtful]
+        victims = [request for request in self._live.running if request.request_id in doubtful]
         for request in reversed(victims):
-            self._preempt(request)
+            self._live.preempt(request)
         return len(victims)
 
     def forget_worker(self) -> None:
@@ -317,23 +282,22 @@ class Scheduler:
         No output of a step planned before may come in any more.
         """
         self.preempt_all()
-        for request in self._requests.values():
+        for request in self._live.by_id.values():
             request.num_output_placeholders = 0
         self.kv_cache.reset_prefix_cache()
-        self._finished_req_ids.clear()
-        self._preempted_req_ids.clear()
+        self._live.take_untold()
 
     def make_stats(self) -> SchedulerStats:
         cache = self.kv_cache
         return SchedulerStats(
-            num_requests_running=len(self._running),
-            num_requests_waiting=self._waiting.num_waiting,
-            num_requests_deferred=len(self._waiting.deferred),
-            num_tokens_waiting=self._waiting.num_tokens,
+            num_requests_running=len(self._live.running),
+            num_requests_waiting=self._live.waiting.num_waiting,
+            num_requests_deferred=len(self._live.waiting.deferred),
+            num_tokens_waiting=self._live.waiting.num_tokens,
             kv_cache_usage=cache.usage,
             num_free_blocks=cache.num_free_blocks,
             num_blocks=cache.num_blocks,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._live.num_preemptions,
             prefix_cache_queries=cache.stats.num_queries,
             prefix_cache_hits=cache.stats.num_hits,
             num_drafts=self._speculation.stats.num_drafts,
@@ -348,15 +312,13 @@ class Scheduler:
             RuntimeError: Names the first that does not hold.
         """
         self.kv_cache.check_integrity()
-        check_requests(self._requests, self._running, self._waiting)
-        if self.kv_cache.num_tables != len(self._running):
-            raise RuntimeError("block tables are not those of the running requests")
+        self._live.check_integrity()
 
     # The passes of schedule().
 
     def _schedule_running(self, plan: StepPlan) -> None:
         # By index: a preemption shortens the list, before or behind the cursor's request.
-        running, index = self._running, 0
+        running, index = self._live.running, 0
         pipelined, max_rows = self.limits.num_stages > 1, self._max_running_rows
         allocate_slots, threshold = self.kv_cache.allocate_slots, self._long_prefill_threshold
         while index < len(running) and plan.token_budget > 0 and len(plan.requests) < max_rows:
@@ -381,18 +343,17 @@ class Scheduler:
 
     def _schedule_waiting(self, plan: StepPlan, now_s: float) -> None:
         # The head of the queue is never skipped for a smaller request.
+        live = self._live
         while (
-            self._waiting
-            and plan.token_budget > 0
-            and len(self._running) < self.limits.max_num_seqs
+            live.waiting and plan.token_budget > 0 and len(live.running) < self.limits.max_num_seqs
         ):
-            request = self._waiting.peek()
+            request = live.waiting.peek()
             if request.awaits_grammar:
-                self._waiting.defer(request)
+                live.waiting.defer(request)
                 continue
             if request.num_output_placeholders > 0:
                 return  # a preempted one: its tokens under way come first
-            if self._suspects and not self._suspects.may_join(request, self._running):
+            if live.suspects and not live.suspects.may_join(request, live.running):
                 return
             hit = self.kv_cache.get_computed_blocks(request)
             num_new = min(request.num_pending_tokens - hit.num_tokens, self._long_prefill_threshold)
@@ -404,15 +365,16 @@ class Scheduler:
                 hit,
                 num_new,
                 num_reserved_tokens=request.num_tokens if self.limits.reserve_full_isl else 0,
-                num_spare_blocks=self._num_watermark_blocks if self._running else 0,
+                num_spare_blocks=self._num_watermark_blocks if live.running else 0,
             )
             if block_ids is None:
                 return
-            self._start(request, hit, now_s)
+            live.start(request, hit, now_s)
             plan.add_new(request, num_new, new_request_data(request, block_ids))
 
     def _take_output(self, plan: StepPlan, draws: Sequence[bool]) -> SchedulerOutput:
         self._step += 1
+        finished_req_ids, preempted_req_ids = self._live.take_untold()
         output = SchedulerOutput(
             step=self._step,
             requests=plan.requests,
@@ -421,12 +383,11 @@ class Scheduler:
             total_num_scheduled_tokens=sum(plan.num_scheduled_tokens),
             scheduled_new_reqs=plan.new_reqs,
             scheduled_cached_reqs=plan.cached_requests(),
-            finished_req_ids=self._finished_req_ids,
-            preempted_req_ids=self._preempted_req_ids,
+            finished_req_ids=finished_req_ids,
+            preempted_req_ids=preempted_req_ids,
             drafts=plan.drafts,
-            masked_rows=self._masked_rows(plan, draws) if self._num_grammars else (),
+            masked_rows=self._masked_rows(plan, draws) if self._live.num_grammars else (),
         )
-        self._finished_req_ids, self._preempted_req_ids = [], []
         return output
 
     def _advance(self, plan: StepPlan) -> list[bool]:
@@ -442,7 +403,7 @@ class Scheduler:
     @property
     def _max_running_rows(self) -> int:
         """Running requests that one step may have, so that every pipeline stage has a step."""
-        return -(-len(self._running) // self.limits.num_stages)
+        return -(-len(self._live.running) // self.limits.num_stages)
 
     def _preempt_until_it_fits(
         self, request: Request, num_new: int, plan: StepPlan
@@ -454,40 +415,16 @@ class Scheduler:
         """
         block_ids = None
         while block_ids is None:
-            victim = self._waiting.pick_victim(self._running)
+            victim = self._live.waiting.pick_victim(self._live.running)
             if plan.remove(victim):
                 # What this step was to write for it stays unwritten.
                 self.kv_cache.uncache_since(victim, self._step + 1)
-            self._preempt(victim)
+            self._live.preempt(victim)
             plan.preempted_req_ids.append(victim.request_id)
             if victim is request:
                 return None
             block_ids = self.kv_cache.allocate_slots(request, num_new)
         return block_ids
-
-    def _preempt(self, request: Request) -> None:
-        self.kv_cache.free(request)
-        if self._running[-1] is request:
-            self._running.pop()
-        else:
-            self._running.remove(request)
-        request.status = RequestStatus.PREEMPTED
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        self._num_preemptions += 1
-        self._preempted_req_ids.append(request.request_id)
-        self._waiting.prepend(request)
-
-    def _start(self, request: Request, hit: PrefixHit, now_s: float) -> None:
-        self._waiting.remove(request)
-        self._running.append(request)
-        request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = hit.num_tokens
-        if request.first_scheduled_time_s is None:
-            request.first_scheduled_time_s = now_s
-            # A resumed request may hit blocks of its own output; usage counts the prompt alone.
-            request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
-            self._newly_scheduled.append(request)
 
     def _drop_tokens_under_way(self, request: Request) -> None:
         request.num_output_placeholders = 0
@@ -499,34 +436,15 @@ class Scheduler:
     ) -> FinishedRequest:
         """End a request of a step: by its tokens, or else by the error."""
         if stop is not None:
-            return self._finish(request, stop, "")
+            return self._live.finish(request, stop, "")
         self.kv_cache.uncache_since(request, step)
         stop = Stop(FinishReason.ERROR, error_reason=error.reason)
-        return self._finish(request, stop, error.message)
-
-    def _finish(self, request: Request, stop: Stop, message: str) -> FinishedRequest:
-        if request.status is RequestStatus.RUNNING:
-            self.kv_cache.free(request)
-            self._finished_req_ids.append(request.request_id)
-        else:
-            self._waiting.discard(request)
-        if request.grammar is not None:
-            self._num_grammars -= 1
-        request.status = FINISHED_STATUS[stop.reason]
-        request.dropped_through_step = inf
-        del self._requests[request.request_id]
-        self._suspects.forget(request)
-        return FinishedRequest.of(request, stop, message)
-
-    def _drop_finished_from_running(self) -> None:
-        self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
+        return self._live.finish(request, stop, error.message)
 
     def _report_first_scheduled(self, outputs: dict[int, EngineCoreOutputs], step: int) -> None:
-        for request in self._newly_scheduled:
-            if not request.status.is_finished:
-                client = _outputs_for(outputs, request, step)
-                client.scheduled.append(ScheduledRequest.of(request))
-        self._newly_scheduled.clear()
+        for request in self._live.take_newly_scheduled():
+            client = _outputs_for(outputs, request, step)
+            client.scheduled.append(ScheduledRequest.of(request))
 
 
 def _outputs_for(
