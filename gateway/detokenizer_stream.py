@@ -176,8 +176,8 @@ def _to_spell(entry: OpenRequest, new_token_ids: Sequence[int]) -> _ToSpell:
     request, prompt, output = entry.request, list[int](), list[int]()
     if request.waiting_prompt_logprobs is not None and not entry.prompt_spelled:
         entry.prompt_spelled = True
-        token_ids = request.request.prompt_token_ids[1:]
-        prompt = list(ids_to_spell(token_ids, request.waiting_prompt_logprobs))
+        first, *others = request.request.prompt_token_ids
+        prompt = [first, *ids_to_spell(others, request.waiting_prompt_logprobs)]
     if request.wants_logprobs:
         # What waits begins with the first token that is not delivered.
         start = entry.num_sent_tokens - request.num_delivered_tokens

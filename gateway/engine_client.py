@@ -37,6 +37,8 @@ class EngineInfo:
     default_sampling_params: SamplingParams
     engine_fingerprint: str
     tokenizer_fingerprint: str
+    max_logprobs: int
+    """Most candidates that a request may ask for, of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,4 +200,5 @@ def _engine_info(answer: scheduler_pb2.GetEngineInfoResponse) -> EngineInfo:
         default_sampling_params=sampling_params_from_proto(model.default_sampling_params),
         engine_fingerprint=answer.engine_fingerprint,
         tokenizer_fingerprint=model.tokenizer_fingerprint,
+        max_logprobs=answer.max_logprobs,
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
+from gateway.message_request import MessageRequest
+
 
 class FinishReason(StrEnum):
     """Why an output ended; the values are OpenAI's and vLLM's words."""
@@ -93,8 +95,12 @@ class GenerationRequest:
     truncate_prompt_tokens: int | None = None
     """Keep at most this many tokens of each prompt; -1: as many as fit with max_tokens."""
     truncation_side: TruncationSide = TruncationSide.LEFT
+    echo: bool = False
+    """Whether `Generation.prompt_texts` is wanted."""
     prompt_only: bool = False
     """What comes back is about the prompt alone: the one token that is drawn is thrown away."""
+    message: MessageRequest | None = None
+    """Of a chat: what is wanted of the assistant's message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,8 @@ class Output:
     """One for each of `token_ids` where `SamplingParams.logprobs` is set, else empty."""
     prompt_logprobs: PromptLogprobs | None = None
     """On the first one of its index, where `SamplingParams.prompt_logprobs` is set."""
+    first_prompt_token: bytes = b""
+    """With `prompt_logprobs`: what the prompt's first token spells, which has none."""
 
     def extend(self, later: Output) -> None:
         """Take in the output that follows this one."""
@@ -157,6 +165,7 @@ class Output:
         self.finished = later.finished
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
+            self.first_prompt_token = later.first_prompt_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from gateway.generation import AbortReason, Output, Usage
+from gateway.generation import AbortReason, Finished, FinishReason, Output, Usage
 from gateway.live_request import LiveRequest
+from gateway.message_plan import MessageReader
 from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
 from pagewire.kit.errors import DeadlineExceededError, PagewireError
@@ -27,10 +28,18 @@ class Generation:
         deadline_s: float,
         collector: OutputCollector,
         metrics: GatewayMetrics,
+        system_fingerprint: str = "",
+        prompt_only: bool = False,
     ) -> None:
         self.request_id = request_id
         self.model = model
         self.created = int(time.time())
+        self.system_fingerprint = system_fingerprint
+        """What made the output: the same one, the same tokens."""
+        self.prompt_texts: Sequence[str] = ()
+        """Where the request asks for `echo`: the text of each prompt."""
+        self.messages = MessageReader()
+        """How outputs are read as messages; one that is asked for nothing shows all as content."""
         self.abort_reason = AbortReason.CLIENT_GONE
         self.collector = collector
         self.requests: list[LiveRequest] = []
@@ -38,6 +47,7 @@ class Generation:
         self._num_outputs_per_prompt = 1
         self._started_s = time.monotonic()
         self._metrics = metrics
+        self._prompt_only = prompt_only
 
     @property
     def usage(self) -> Usage:
@@ -45,7 +55,9 @@ class Generation:
         firsts = self.requests[:: self._num_outputs_per_prompt]
         return Usage(
             prompt_tokens=sum(len(each.request.prompt_token_ids) for each in firsts),
-            completion_tokens=sum(each.num_delivered_tokens for each in self.requests),
+            completion_tokens=0
+            if self._prompt_only
+            else sum(each.num_delivered_tokens for each in self.requests),
             cached_tokens=sum(each.num_cached_tokens or 0 for each in firsts),
         )
 
@@ -53,8 +65,19 @@ class Generation:
         self.requests = requests
         self._num_outputs_per_prompt = num_outputs_per_prompt
 
-    async def outputs(self) -> AsyncIterator[list[Output]]:
+    def prompt_of(self, index: int) -> int:
+        """Return the place of the prompt that output `index` belongs to."""
+        return index // self._num_outputs_per_prompt
+
+    def prompt_token_ids(self, index: int) -> Sequence[int]:
+        """Return the prompt of output `index`."""
+        return self.requests[index].request.prompt_token_ids
+
+    async def outputs(self, idle_s: float | None = None) -> AsyncIterator[list[Output]]:
         """Yield new outputs, merged when read slowly, until every index has finished.
+
+        Args:
+            idle_s: Yield an empty list whenever nothing has come for so long; None: never.
 
         Raises:
             DeadlineExceededError: The deadline passed first.
@@ -63,14 +86,16 @@ class Generation:
         num_unfinished = len(self.requests)
         is_first = True
         while num_unfinished:
-            outputs = await self._take()
-            if is_first:
+            outputs = await self._take(idle_s)
+            if is_first and outputs:
                 self._metrics.time_to_first_token.observe(time.monotonic() - self._started_s)
                 is_first = False
             for output in outputs:
                 if output.finished is not None:
                     num_unfinished -= 1
                     self._metrics.finished(output.finished.reason)
+                if self._prompt_only:
+                    _drop_output(output)
             if not num_unfinished:
                 self._metrics.e2e_latency.observe(time.monotonic() - self._started_s)
             yield outputs
@@ -96,6 +121,18 @@ class Generation:
             self.abort_reason = AbortReason.DEADLINE
             raise DeadlineExceededError("the request's deadline passed") from None
 
-    async def _take(self) -> list[Output]:
+    async def _take(self, idle_s: float | None) -> list[Output]:
         async with self.deadline():
-            return await self.collector.take()
+            try:
+                # Nothing is lost: `take` can be cancelled only while it waits.
+                async with asyncio.timeout(idle_s):
+                    return await self.collector.take()
+            except TimeoutError:
+                return []
+
+
+def _drop_output(output: Output) -> None:
+    """Leave only what is about the prompt."""
+    output.text, output.token_ids, output.logprobs = "", [], []
+    if output.finished is not None:
+        output.finished = Finished(FinishReason.LENGTH)

@@ -8,7 +8,7 @@ an engine needs, the owner and the sink are what the streams implement.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from gateway.generation import (
     Finished,
     FinishReason,
     Output,
-    PromptLogprobs,
 )
 from gateway.logprobs import LogprobRow, spell
 from gateway.output_collector import OutputCollector
@@ -80,6 +79,7 @@ class Spelling:
     """Bytes of tokens whose logprobs are delivered, in the order of `logprobs.ids_to_spell`."""
 
     prompt: Sequence[bytes] = ()
+    """Begins with the prompt's first token, which has no logprobs."""
     output: Sequence[bytes] = ()
 
 
@@ -214,7 +214,8 @@ class LiveRequest:
         """Return what is new up to `token_offset`; it counts as delivered."""
         token_ids = self.output_token_ids[self.num_delivered_tokens : token_offset]
         output = Output(self.index, text, token_ids)
-        output.prompt_logprobs = self._take_prompt_logprobs(spelling)
+        if self.waiting_prompt_logprobs is not None and spelling.prompt:
+            self._take_prompt_logprobs(output, iter(spelling.prompt))
         if self.wants_logprobs:
             rows = self.waiting_logprobs[: len(token_ids)]
             del self.waiting_logprobs[: len(token_ids)]
@@ -223,10 +224,10 @@ class LiveRequest:
         self.num_delivered_chars += len(text)
         return output
 
-    def _take_prompt_logprobs(self, spelling: Spelling) -> PromptLogprobs | None:
-        rows = self.waiting_prompt_logprobs
-        if rows is None or (rows and not spelling.prompt):
-            return None
-        self.waiting_prompt_logprobs = None
-        token_ids = self.request.prompt_token_ids[1:]
-        return [None, *spell(token_ids, rows, iter(spelling.prompt))]
+    def _take_prompt_logprobs(self, output: Output, token_bytes: Iterator[bytes]) -> None:
+        rows, self.waiting_prompt_logprobs = self.waiting_prompt_logprobs or [], None
+        output.first_prompt_token = next(token_bytes)
+        output.prompt_logprobs = [
+            None,
+            *spell(self.request.prompt_token_ids[1:], rows, token_bytes),
+        ]

@@ -18,6 +18,7 @@ from pagewire.sampling_params import SamplingParams, check_token_ids
 
 MAX_CACHE_SALT_CHARS = 1024
 
+_AS_MANY_AS_FIT = -1
 _SEED_BITS = 63
 _SEED_SPACE = 2**64
 
@@ -31,6 +32,7 @@ def resolve_params(request: GenerationRequest, info: EngineInfo) -> SamplingPara
     params = replace(info.default_sampling_params, **request.sampling)
     params.check_vocabulary(info.vocab_size)
     _check_can_go_on(params, info)
+    _check_num_logprobs(params, info)
     if request.n > 1 and params.is_greedy:
         raise InvalidRequestError(
             f"n: {request.n} outputs at temperature 0 would all be the same; use n=1 or a higher"
@@ -71,7 +73,8 @@ def check_sizes(request: GenerationRequest, limits: RequestLimits, info: EngineI
         )
     for prompt in request.prompts:
         if isinstance(prompt, tuple):
-            _check_length(len(prompt), info.max_model_len, "prompt")
+            if request.truncate_prompt_tokens is None or not prompt:
+                _check_length(len(prompt), info.max_model_len, "prompt")
             _check_token_ids(prompt, info.vocab_size)
         else:
             check_prompt_bytes(prompt, limits.max_prompt_bytes)
@@ -118,6 +121,28 @@ def fit_to_context(
     return replace(params, max_tokens=min(value for value in defaults if value is not None))
 
 
+def prompt_limit(request: GenerationRequest, info: EngineInfo) -> int | None:
+    """Return how many tokens of each prompt are kept; None: all of them.
+
+    Raises:
+        InvalidRequestError: `truncate_prompt_tokens` is no such number, or exceeds the context.
+    """
+    wanted = request.truncate_prompt_tokens
+    if wanted is None:
+        return None
+    if wanted == _AS_MANY_AS_FIT:
+        room = request.sampling.get("max_tokens") or request.default_max_tokens or 1
+        return max(1, info.max_model_len - room)
+    if not 1 <= wanted <= info.max_model_len:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens: must be -1 or between 1 and {info.max_model_len}, the"
+            " model's context length",
+            reason="INVALID_PARAMETER",
+            field="truncate_prompt_tokens",
+        )
+    return wanted
+
+
 def child_params(params: SamplingParams, child: int) -> SamplingParams:
     """Return the parameters of output `child` of n: seed + child."""
     return replace(params, seed=((params.seed or 0) + child) % _SEED_SPACE) if child else params
@@ -135,6 +160,18 @@ def _check_can_go_on(params: SamplingParams, info: EngineInfo) -> None:
             reason="INVALID_PARAMETER",
             field="allowed_token_ids",
         )
+
+
+def _check_num_logprobs(params: SamplingParams, info: EngineInfo) -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and value > info.max_logprobs:
+            raise InvalidRequestError(
+                f"{name}: {value} are too many; this model's engine gives at most"
+                f" {info.max_logprobs} (--max-logprobs)",
+                reason="INVALID_PARAMETER",
+                field=name,
+            )
 
 
 def _texts(prompt: ChatPrompt) -> list[str]:

@@ -20,18 +20,20 @@ from gateway.engine_client import EngineClient, EngineInfo
 from gateway.engine_pool import EnginePool
 from gateway.generation import (
     AbortReason,
-    ChatPrompt,
     GenerationRequest,
 )
 from gateway.live_generation import Generation
 from gateway.live_request import EngineRequest, LiveRequest
+from gateway.message_plan import NUM_TAIL_TOKENS, MessagePlanner, MessageReader
 from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
+from gateway.prompts import prompt_texts, tokenize_bad_words, tokenize_prompts
 from gateway.readiness import Readiness
 from gateway.request_plan import (
     check_sizes,
     child_params,
     fit_to_context,
+    prompt_limit,
     resolve_params,
 )
 from gateway.tokenizer_client import TokenizerClient
@@ -41,6 +43,7 @@ from pagewire.sampling_params import SamplingParams
 
 _NS_PER_S = 1_000_000_000
 _RETRY_AFTER_S = 1.0
+_NUM_FINGERPRINT_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class RequestService:
         limits: RequestLimits,
         timeouts: Timeouts,
         metrics: GatewayMetrics,
+        messages: MessagePlanner,
     ) -> None:
         self.engines = backends.engines
         self.readiness = backends.readiness
@@ -81,6 +85,7 @@ class RequestService:
         self._limits = limits
         self._timeouts = timeouts
         self._metrics = metrics
+        self._messages = messages
         self._generations: set[Generation] = set()
         self._num_live = 0
         self._idle = asyncio.Event()
@@ -99,7 +104,9 @@ class RequestService:
             timeout_s = min(timeout_s, max(request.timeout_s, 0.0))
         engine, info = self._choose(request.model)
         check_sizes(request, self._limits, info)
+        request = self._messages.prepare(request)
         params = resolve_params(request, info)
+        limit = prompt_limit(request, info)
         generation = Generation(
             request_id=request.request_id or context.request_id() or context.new_request_id(),
             model=info.served_model_names[0],
@@ -108,11 +115,19 @@ class RequestService:
                 self._limits.max_buffered_output_bytes, lambda: self._release(generation)
             ),
             metrics=self._metrics,
+            system_fingerprint=f"fp_{info.engine_fingerprint[:_NUM_FINGERPRINT_DIGITS]}",
+            prompt_only=request.prompt_only,
         )
         with self._counted(generation, len(request.prompts) * request.n):
             try:
                 async with generation.deadline():
-                    rows = await self._tokenize(request)
+                    rows = await tokenize_prompts(self.tokenizer, request, limit)
+                    params = await tokenize_bad_words(self.tokenizer, params, info.vocab_size)
+                    generation.messages = await self._message_reader(request, rows)
+                    params = generation.messages.form_behind_reasoning(params)
+                    if request.echo:
+                        texts = await prompt_texts(self.tokenizer, request, rows)
+                        generation.prompt_texts = texts
                 plan = _Plan(
                     request=request,
                     info=info,
@@ -148,6 +163,15 @@ class RequestService:
         tokenizer = self.tokenizer.info
         return self.engines.choose(model, tokenizer.fingerprint if tokenizer else "")
 
+    async def _message_reader(
+        self, request: GenerationRequest, rows: Sequence[Sequence[int]]
+    ) -> MessageReader:
+        tail = ""
+        if request.message is not None and self._messages.reads_reasoning:
+            (tail,) = await self.tokenizer.decode([rows[0][-NUM_TAIL_TOKENS:]], False)
+        info = self.tokenizer.info
+        return self._messages.reader(request, info.tool_call_format if info else "", tail)
+
     @contextmanager
     def _counted(self, generation: Generation, num_outputs: int) -> Iterator[None]:
         """Hold room for the outputs; without room, refuse."""
@@ -174,21 +198,6 @@ class RequestService:
             self._idle.clear()
         else:
             self._idle.set()
-
-    async def _tokenize(self, request: GenerationRequest) -> list[Sequence[int]]:
-        """Return the token ids of each prompt; all texts go in one call."""
-        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-        special = request.add_special_tokens
-        encoded = iter(await self.tokenizer.encode(texts, special) if texts else ())
-        conversations = [prompt for prompt in request.prompts if isinstance(prompt, ChatPrompt)]
-        rendered = iter(await asyncio.gather(*map(self.tokenizer.render_chat, conversations)))
-        rows: list[Sequence[int]] = []
-        for prompt in request.prompts:
-            if isinstance(prompt, ChatPrompt):
-                rows.append(next(rendered))
-            else:
-                rows.append(next(encoded) if isinstance(prompt, str) else prompt)
-        return rows
 
     def _fan_out(self, plan: _Plan, generation: Generation) -> list[LiveRequest]:
         """Return the children, those of one prompt side by side."""

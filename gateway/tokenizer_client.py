@@ -44,6 +44,9 @@ class TokenizerInfo:
     has_chat_template: bool
     max_prompt_bytes: int
     """0: not said."""
+    bos_token_id: int | None = None
+    tool_call_format: str = ""
+    """In which the model calls tools, as its template shows; empty: not known."""
 
 
 class TokenizerClient:
@@ -76,6 +79,12 @@ class TokenizerClient:
     ) -> list[Sequence[int]]:
         """Tokenize texts, one row each."""
         message = tokenizer_pb2.EncodeRequest(texts=texts, add_special_tokens=add_special_tokens)
+        answer = await self._call(lambda stub, timeout: stub.Encode(message, timeout=timeout))
+        return [row.ids for row in answer.rows]
+
+    async def encode_bad_words(self, words: Sequence[str]) -> list[Sequence[int]]:
+        """Tokenize words as bad words: two rows each, as it is and with a space before it."""
+        message = tokenizer_pb2.EncodeRequest(texts=words, bad_word_variants=True)
         answer = await self._call(lambda stub, timeout: stub.Encode(message, timeout=timeout))
         return [row.ids for row in answer.rows]
 
@@ -137,7 +146,13 @@ class TokenizerClient:
             tokenizer_pb2.GetTokenizerInfoRequest(), timeout=self._connect_timeout_s
         )
         log.info("tokenizer_connected", target=target)
-        self.info = TokenizerInfo(info.fingerprint, info.has_chat_template, info.max_prompt_bytes)
+        self.info = TokenizerInfo(
+            info.fingerprint,
+            info.has_chat_template,
+            info.max_prompt_bytes,
+            info.bos_token_id if info.HasField("bos_token_id") else None,
+            info.tool_call_format,
+        )
         self._detokenizer.restart(info.fingerprint)
         self._stub = stub
         self._connected.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
@@ -30,11 +31,16 @@ _SSE_HEADERS = [
 ]
 
 
+_KEEP_ALIVE: Message = {
+    "type": "http.response.body",
+    "body": b": keep-alive\n\n",
+    "more_body": True,
+}
 _DONE: Message = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
 
 
 class Shape(Protocol):
-    """How one endpoint writes its objects."""
+    """How one endpoint writes its objects; made for one request, and may keep what it needs."""
 
     def first_chunks(self, generation: Generation) -> Iterable[dict[str, Any]]:
         """Return what a stream begins with."""
@@ -47,6 +53,42 @@ class Shape(Protocol):
 
     def whole(self, generation: Generation, outputs: list[Output]) -> dict[str, Any]:
         """Return the whole answer; outputs are merged and in the order of their index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a body asks for."""
+
+    request: GenerationRequest
+    shape: Shape
+    stream_options: StreamOptions | None = None
+    """None: the answer comes whole."""
+
+
+def answer(
+    service: RequestService, call: Call, keep_alive_s: float
+) -> WholeAnswer | StreamedAnswer:
+    """Return the ASGI application that answers the call.
+
+    Args:
+        service: Generates.
+        call: What the client asks for.
+        keep_alive_s: A stream on which nothing is sent for so long gets a comment.
+    """
+    if call.stream_options is None:
+        return WholeAnswer(service, call.request, call.shape)
+    return StreamedAnswer(service, call.request, call.shape, call.stream_options, keep_alive_s)
+
+
+def object_head(generation: Generation, id_prefix: str, kind: str) -> dict[str, Any]:
+    """Return what all objects of one answer have in common."""
+    return {
+        "id": f"{id_prefix}-{generation.request_id}",
+        "object": kind,
+        "created": generation.created,
+        "model": generation.model,
+        "system_fingerprint": generation.system_fingerprint,
+    }
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -105,11 +147,13 @@ class StreamedAnswer:
         request: GenerationRequest,
         shape: Shape,
         options: StreamOptions,
+        keep_alive_s: float | None = None,
     ) -> None:
         self._service = service
         self._request = request
         self._shape = shape
         self._options = options
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._stream(send))
@@ -131,7 +175,9 @@ class StreamedAnswer:
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         await _send(send, self._with_usage(generation, self._shape.first_chunks(generation)))
-        async for outputs in generation.outputs():
+        async for outputs in generation.outputs(self._keep_alive_s):
+            if not outputs:
+                await send(_KEEP_ALIVE)
             chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
             await _send(send, self._with_usage(generation, chunks))
         if self._options.include_usage:

@@ -7,7 +7,7 @@ body, build a `GenerationRequest` and hand it to an answer of `answers`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,20 +18,20 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from gateway.config import RequestLimits
-from gateway.generation import GenerationRequest
-from gateway.http.answers import Shape, StreamedAnswer, WholeAnswer
+from gateway.http.answers import Call, answer
 from gateway.http.bodies import read_json
-from gateway.http.chat import ChatShape, read_chat
-from gateway.http.completions import CompletionShape, read_completion
+from gateway.http.chat import read_chat
+from gateway.http.completions import read_completion
 from gateway.http.fields import Fields
 from gateway.http.json_response import json_response
-from gateway.http.parameters import UnknownNames, read_stream_options
+from gateway.http.known_names import UnknownNames
 from gateway.http.scope import HttpScope
 from gateway.http.tokenize import TokenizeRoutes
 from gateway.metrics import GatewayMetrics
 from gateway.request_service import RequestService
 from gateway.token_service import TokenService
 from pagewire import __version__
+from pagewire.kit import context
 from pagewire.kit.errors import NotFoundError
 
 _OWNER = "pagewire"
@@ -46,6 +46,7 @@ class HttpSettings:
     limits: RequestLimits
     body_timeout_s: float
     api_keys: Sequence[str] = ()
+    keep_alive_s: float = 15.0
 
 
 def build_app(
@@ -87,10 +88,10 @@ class _Api:
         self._read_completion = partial(read_completion, max_prompts=max_prompts)
 
     async def completions(self, request: Request) -> Any:
-        return await self._generate(request, self._read_completion, CompletionShape)
+        return await self._generate(request, self._read_completion)
 
     async def chat_completions(self, request: Request) -> Any:
-        return await self._generate(request, read_chat, ChatShape)
+        return await self._generate(request, read_chat)
 
     async def models(self, request: Request) -> Response:
         data = [self._model(name) for name in self._service.engines.models]
@@ -119,33 +120,22 @@ class _Api:
 
     async def read(self, request: Request, read: Callable[[Fields], R]) -> R:
         """Return what `read` makes of the request's body."""
-        fields, value = await self._read_fields(request, read)
-        self._unknown.note(fields)
-        return value
-
-    async def _read_fields(self, request: Request, read: Callable[[Fields], R]) -> tuple[Fields, R]:
         settings = self._settings
-        return await read_json(
+        fields, value = await read_json(
             request,
             read,
             max_bytes=settings.limits.max_body_bytes,
             timeout_s=settings.body_timeout_s,
         )
-
-    async def _generate(
-        self,
-        request: Request,
-        read: Callable[[Fields], GenerationRequest],
-        shape_of: Callable[[bool], Shape],
-    ) -> WholeAnswer | StreamedAnswer:
-        fields, generation_request = await self._read_fields(request, read)
-        stream = fields.boolean("stream")
-        options = read_stream_options(fields, stream)
-        shape = shape_of(fields.boolean("return_token_ids"))
         self._unknown.note(fields)
-        if stream:
-            return StreamedAnswer(self._service, generation_request, shape, options)
-        return WholeAnswer(self._service, generation_request, shape)
+        return value
+
+    async def _generate(self, request: Request, read: Callable[[Fields], Call]) -> ASGIApp:
+        call = await self.read(request, read)
+        if context.REQUEST_ID_KEY in request.headers:
+            # The header's id, which is bound already, goes before one in the body.
+            call = replace(call, request=replace(call.request, request_id=""))
+        return answer(self._service, call, self._settings.keep_alive_s)
 
     def _model(self, name: str) -> dict[str, Any]:
         model = self._service.engines.models[name]

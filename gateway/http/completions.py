@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from gateway.generation import GenerationRequest, Output, Prompt
-from gateway.http.answers import stop_reason
+from gateway.http.answers import Call, object_head, stop_reason
 from gateway.http.fields import Fields, check_integer, check_text, invalid, wrong_type
-from gateway.http.parameters import (
-    read_cache_salt,
-    read_n,
-    read_priority,
-    read_sampling,
-    refuse_unsupported,
-)
+from gateway.http.logprobs import CompletionLogprobs, TokenFormat, prompt_logprobs
+from gateway.http.parameters import read_request, read_stream
 from gateway.live_generation import Generation
 from pagewire.kit.errors import InvalidRequestError
 
@@ -23,7 +18,7 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
-def read_completion(fields: Fields, max_prompts: int) -> GenerationRequest:
+def read_completion(fields: Fields, max_prompts: int) -> Call:
     """Return what the body asks for.
 
     Args:
@@ -33,56 +28,105 @@ def read_completion(fields: Fields, max_prompts: int) -> GenerationRequest:
     Raises:
         InvalidRequestError: Names the field.
     """
-    refuse_unsupported(fields)
-    return GenerationRequest(
-        model=fields.text("model") or "",
-        prompts=_read_prompts(fields.get("prompt"), max_prompts),
-        sampling=read_sampling(fields, ("max_tokens",)),
-        n=read_n(fields),
+    prompts = _read_prompts(fields.get("prompt"), max_prompts)
+    request = replace(
+        read_request(fields, prompts, ("max_tokens",)),
         default_max_tokens=DEFAULT_MAX_TOKENS,
-        cache_salt=read_cache_salt(fields),
-        priority=read_priority(fields),
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
+        echo=fields.boolean("echo"),
     )
+    num_logprobs = fields.integer("logprobs")
+    shape = CompletionShape(
+        echo=request.echo,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=fields.integer("prompt_logprobs"),
+        token_format=TokenFormat(fields.boolean("return_tokens_as_token_ids")),
+        return_token_ids=fields.boolean("return_token_ids"),
+    )
+    request = _with_logprobs(request, num_logprobs)
+    return Call(_without_output(request), shape, read_stream(fields))
 
 
-@dataclass(frozen=True, slots=True)
 class CompletionShape:
     """Implements `answers.Shape`."""
 
-    return_token_ids: bool = False
+    def __init__(
+        self,
+        echo: bool,
+        num_logprobs: int | None,
+        num_prompt_logprobs: int | None,
+        token_format: TokenFormat,
+        return_token_ids: bool,
+    ) -> None:
+        self._echo = echo
+        self._num_prompt_logprobs = num_prompt_logprobs
+        self._return_token_ids = return_token_ids
+        self._logprobs: CompletionLogprobs | None = None
+        if num_logprobs is not None:
+            self._logprobs = CompletionLogprobs(num_logprobs, token_format)
+        self._begun: set[int] = set()
 
     def first_chunks(self, generation: Generation) -> Iterable[dict[str, Any]]:
         return ()
 
     def chunks(self, generation: Generation, output: Output) -> Iterable[dict[str, Any]]:
-        if output.text or output.finished or self.return_token_ids:
-            yield self._object(generation, [self._choice(output)])
+        is_news = output.text or output.finished or output.logprobs or self._return_token_ids
+        if is_news or (self._echo and output.index not in self._begun):
+            yield self._object(generation, [self._choice(generation, output)])
 
     def usage_chunk(self, generation: Generation) -> dict[str, Any]:
         return self._object(generation, [])
 
     def whole(self, generation: Generation, outputs: list[Output]) -> dict[str, Any]:
-        return self._object(generation, [self._choice(output) for output in outputs])
+        return self._object(generation, [self._choice(generation, each) for each in outputs])
 
     def _object(self, generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": f"cmpl-{generation.request_id}",
-            "object": "text_completion",
-            "created": generation.created,
-            "model": generation.model,
-            "choices": choices,
-        }
+        return object_head(generation, "cmpl", "text_completion") | {"choices": choices}
 
-    def _choice(self, output: Output) -> dict[str, Any]:
-        choice = {
+    def _choice(self, generation: Generation, output: Output) -> dict[str, Any]:
+        is_first = output.index not in self._begun
+        self._begun.add(output.index)
+        text = output.text
+        if self._echo and is_first:
+            text = generation.prompt_texts[generation.prompt_of(output.index)] + text
+        choice: dict[str, Any] = {
             "index": output.index,
-            "text": output.text,
-            "logprobs": None,
+            "text": text,
+            "logprobs": self._write_logprobs(generation, output),
             "finish_reason": output.finished.reason if output.finished else None,
             "stop_reason": stop_reason(output),
         }
-        return choice | ({"token_ids": output.token_ids} if self.return_token_ids else {})
+        if self._num_prompt_logprobs is not None and output.prompt_logprobs is not None:
+            places = output.prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(places, self._num_prompt_logprobs)
+        if self._return_token_ids:
+            choice["token_ids"] = output.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = list(generation.prompt_token_ids(output.index))
+        return choice
+
+    def _write_logprobs(self, generation: Generation, output: Output) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        first = generation.prompt_token_ids(output.index)[0] if self._echo else None
+        return self._logprobs.write(output, first)
+
+
+def _with_logprobs(request: GenerationRequest, num_logprobs: int | None) -> GenerationRequest:
+    """Ask for the output's logprobs, and for the prompt's too where it is echoed."""
+    if num_logprobs is None:
+        return request
+    sampling = {**request.sampling, "logprobs": num_logprobs}
+    if request.echo:
+        sampling["prompt_logprobs"] = max(num_logprobs, sampling.get("prompt_logprobs", 0))
+    return replace(request, sampling=sampling)
+
+
+def _without_output(request: GenerationRequest) -> GenerationRequest:
+    """With echo, max_tokens=0 asks for the prompt alone; an engine draws at least one token."""
+    if not request.echo or request.sampling.get("max_tokens") != 0:
+        return request
+    return replace(request, prompt_only=True, sampling={**request.sampling, "max_tokens": 1})
 
 
 def _read_prompts(value: Any, max_prompts: int) -> tuple[Prompt, ...]:

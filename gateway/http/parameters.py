@@ -1,78 +1,22 @@
-"""The request parameters that completions and chat share, from JSON to `SamplingParams` fields.
+"""The request parameters that completions and chat share, from JSON to `GenerationRequest`.
 
-A parameter that would change the output and that we cannot honour is refused by name, unless it
-has the value that changes nothing; hints that change no output are accepted; unknown names are
-ignored and logged once.
+Bounds of sampling parameters are `SamplingParams`'s own; what is refused by name is `known_names`'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.generation import GenerationRequest, Prompt, TruncationSide
 from gateway.http.fields import Fields, check_integer, invalid
+from gateway.http.known_names import refuse_unsupported
 from gateway.http.structured_outputs import read_structured_outputs
-from pagewire.kit.errors import InvalidRequestError
-from pagewire.kit.logs import get_logger
 
-log = get_logger("gateway.http")
-
-_MAX_LOGGED_NAMES = 256
 _MAX_NAME_CHARS = 64
+_MAX_REQUEST_ID_CHARS = 128
 _RANDOM_SEED = -1
-
-# Names that OpenAI or vLLM know, that change no output here.
-HINTS = (
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-    "prediction",
-    "request_id",
-    "include_reasoning",
-    "spaces_between_special_tokens",
-)
-
-# Names that would change the output, with the values (beside null) that do not.
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "bad_words": ([],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),  # without tools, both mean none
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": (),
-    "chat_template": (),
-    "documents": ([],),
-    "thinking_token_budget": (),
-    "repetition_detection": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": ({},),
-    "return_tokens_as_token_ids": (False,),
-    "stream_interval": (1,),
-}
 
 _NUMBERS = (
     "temperature",
@@ -94,6 +38,37 @@ class StreamOptions:
     continuous_usage_stats: bool = False
 
 
+def read_request(
+    fields: Fields,
+    prompts: tuple[Prompt, ...],
+    max_tokens_names: tuple[str, ...],
+    supported: Collection[str] = (),
+) -> GenerationRequest:
+    """Return what every endpoint that generates has in common.
+
+    Args:
+        fields: The body.
+        prompts: What the endpoint made of its own fields.
+        max_tokens_names: Names for max_tokens; the first one that is there wins.
+        supported: Names that only this endpoint honours.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    refuse_unsupported(fields, supported)
+    return GenerationRequest(
+        model=fields.text("model") or "",
+        prompts=prompts,
+        sampling=read_sampling(fields, max_tokens_names),
+        n=read_n(fields),
+        cache_salt=read_cache_salt(fields),
+        priority=read_priority(fields),
+        request_id=_read_request_id(fields),
+        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens"),
+        truncation_side=_read_truncation_side(fields),
+    )
+
+
 def read_sampling(fields: Fields, max_tokens_names: tuple[str, ...]) -> dict[str, Any]:
     """Return the `SamplingParams` fields that the client gave; bounds are checked there.
 
@@ -110,6 +85,8 @@ def read_sampling(fields: Fields, max_tokens_names: tuple[str, ...]) -> dict[str
         if fields.get(name) is not None:
             values[name] = fields.boolean(name)
     values["stop"] = fields.texts("stop")
+    values["bad_words"] = fields.texts("bad_words")
+    values["prompt_logprobs"] = fields.integer("prompt_logprobs")
     values["stop_token_ids"] = fields.integers("stop_token_ids")
     values["allowed_token_ids"] = fields.integers("allowed_token_ids")
     values["logit_bias"] = _read_logit_bias(fields)
@@ -129,17 +106,22 @@ def read_n(fields: Fields) -> int:
     return 1 if n is None else n
 
 
-def read_stream_options(fields: Fields, stream: bool) -> StreamOptions:
-    """Return how a stream reports usage.
+def read_stream(fields: Fields) -> StreamOptions | None:
+    """Return how a stream reports usage; None: the answer is to come whole.
 
     Raises:
-        InvalidRequestError: They are given without `stream`.
+        InvalidRequestError: Options are given without `stream`, or what no stream has.
     """
+    stream = fields.boolean("stream")
     options = fields.object("stream_options")
+    if stream and fields.get("prompt_logprobs") is not None:
+        raise invalid("prompt_logprobs", "is not allowed with stream=true")
+    if not stream:
+        if options is not None:
+            raise invalid("stream_options", "is only allowed with stream=true")
+        return None
     if options is None:
         return StreamOptions()
-    if not stream:
-        raise invalid("stream_options", "is only allowed with stream=true")
     return StreamOptions(
         include_usage=options.boolean("include_usage"),
         continuous_usage_stats=options.boolean("continuous_usage_stats"),
@@ -162,41 +144,37 @@ def read_priority(fields: Fields) -> int:
     return priority
 
 
-def refuse_unsupported(fields: Fields, supported: Collection[str] = ()) -> None:
-    """Refuse what we cannot honour.
-
-    Args:
-        fields: The body.
-        supported: Names of `UNSUPPORTED` that this endpoint honours and reads itself.
+def read_top_logprobs(fields: Fields) -> int | None:
+    """Return how many likeliest tokens chat reports beside each token; None: no logprobs.
 
     Raises:
-        InvalidRequestError: Names the parameter.
+        InvalidRequestError: `top_logprobs` is given without `logprobs`.
     """
-    for name, harmless in UNSUPPORTED.items():
-        if name in supported:
-            continue
-        value = fields.get(name)
-        if value is None or any(value == each and type(value) is type(each) for each in harmless):
-            continue
-        raise InvalidRequestError(
-            f"{name}: not supported yet; leave it out", reason="UNSUPPORTED_PARAMETER", field=name
-        )
-    for name in HINTS:
-        fields.get(name)
+    num_top = fields.integer("top_logprobs")
+    if fields.boolean("logprobs"):
+        return num_top or 0
+    if num_top:
+        raise invalid("top_logprobs", "needs logprobs=true")
+    return None
 
 
-class UnknownNames:
-    """Logs each unknown parameter name once, and a bounded number of them."""
+def _read_request_id(fields: Fields) -> str:
+    request_id = fields.text("request_id") or ""
+    if len(request_id) > _MAX_REQUEST_ID_CHARS or not request_id.isprintable():
+        rule = f"must be printable and have at most {_MAX_REQUEST_ID_CHARS} characters"
+        raise invalid("request_id", rule)
+    return request_id
 
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
 
-    def note(self, fields: Fields) -> None:
-        for name in fields.unknown():
-            short = name[:_MAX_NAME_CHARS]
-            if short not in self._logged and len(self._logged) < _MAX_LOGGED_NAMES:
-                self._logged.add(short)
-                log.warning("unknown_parameter_ignored", name=ascii(short))
+def _read_truncation_side(fields: Fields) -> TruncationSide:
+    side = fields.text("truncation_side")
+    if side is None:
+        return TruncationSide.LEFT
+    try:
+        return TruncationSide(side)
+    except ValueError:
+        rule = f"must be one of {', '.join(TruncationSide)}"
+        raise invalid("truncation_side", rule) from None
 
 
 def _read_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...] | None:

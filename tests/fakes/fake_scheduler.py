@@ -53,6 +53,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             served_model_names=models,
             max_model_len=MAX_MODEL_LEN,
             engine_fingerprint="engine",
+            max_logprobs=20,
             model_info=common_pb2.ModelInfo(
                 vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], tokenizer_fingerprint=FINGERPRINT
             ),

@@ -27,6 +27,7 @@ def make_info(**defaults: Any) -> EngineInfo:
         default_sampling_params=SamplingParams(**defaults),
         engine_fingerprint="e",
         tokenizer_fingerprint="t",
+        max_logprobs=20,
     )
 
 

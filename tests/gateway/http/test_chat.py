@@ -110,7 +110,9 @@ BAD = [
     ("messages", {"messages": [{"role": "user", "content": "x" * MAX_MODEL_LEN}]}),
     ("max_tokens", {"max_tokens": 10**6}),
     ("tools", {"tools": [{"type": "function"}]}),
-    ("logprobs", {"logprobs": True}),
+    ("logprobs", {"logprobs": 1}),
+    ("logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("top_logprobs", {"top_logprobs": 2}),
     ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
     ("seed", {"seed": [1]}),
 ]
