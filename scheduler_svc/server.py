@@ -71,7 +71,7 @@ class SchedulerServer:
             ],
         )
         self.server.registry.register(EngineCollector(self.core))
-        self._vllm_engine = _vllm_front_door(config, self.core, self.server)
+        self.vllm_engine = _vllm_front_door(config, self.core, self.server)
         self._engine: asyncio.Task[None] | None = None
         self._tasks = TaskOwner()
         self._states: asyncio.Queue[EngineState] = asyncio.Queue()
@@ -79,8 +79,8 @@ class SchedulerServer:
 
     async def start(self) -> None:
         """Listen, and claim a worker in the background."""
-        if self._vllm_engine is not None:
-            self._vllm_engine.check()
+        if self.vllm_engine is not None:
+            self.vllm_engine.check()
         await self.server.start()
         self._engine = asyncio.create_task(self.core.run(), name="engine-core")
         self._tasks.spawn(self._report_readiness(), name="readiness")
@@ -109,8 +109,8 @@ class SchedulerServer:
         self._is_stopping = True
         await self._set_serving(False, "draining")
         await self.core.drain(self._config.server.drain_timeout_s)
-        if self._vllm_engine is not None:
-            await self._vllm_engine.stop(STOP_GRACE_S)
+        if self.vllm_engine is not None:
+            await self.vllm_engine.stop(STOP_GRACE_S)
         await self.server.stop(STOP_GRACE_S)
         if self._engine is not None and not self._engine.done():
             await cancel_and_wait(self._engine)
@@ -136,8 +136,8 @@ class SchedulerServer:
 
     async def _set_serving(self, serving: bool, reason: str) -> None:
         await self.server.set_serving(serving, reason)
-        if self._vllm_engine is not None:
-            await self._vllm_engine.set_serving(serving, reason)
+        if self.vllm_engine is not None:
+            await self.vllm_engine.set_serving(serving, reason)
 
     async def _log_stats(self) -> None:
         logged_steps = 0

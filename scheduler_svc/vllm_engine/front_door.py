@@ -51,7 +51,7 @@ class VllmFrontDoor:
         self._is_listening = False
         self._vocabulary = VocabularyClient(tokenizers) if tokenizers else None
         self._tasks = TaskOwner()
-        self._servicer = VllmEngineServicer(
+        self.servicer = VllmEngineServicer(
             core, TokenizerBundle(tokenizers), lambda: self.server.is_serving
         )
         self.server = ServiceServer(
@@ -59,7 +59,7 @@ class VllmFrontDoor:
             SERVICE_NAME,
             [
                 lambda server: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(  # type: ignore[no-untyped-call]
-                    self._servicer, server
+                    self.servicer, server
                 )
             ],
             registry=scheduler.registry,
@@ -85,7 +85,7 @@ class VllmFrontDoor:
                 return
             self._is_listening = True
         await self.server.set_serving(serving, reason)
-        is_wanted = self._servicer.vocabulary is None and not self._tasks
+        is_wanted = self.servicer.vocabulary is None and not self._tasks
         if serving and is_wanted and self._vocabulary is not None:
             self._tasks.spawn(self._fetch_vocabulary(self._vocabulary), name="vllm-vocabulary")
 
@@ -96,4 +96,4 @@ class VllmFrontDoor:
 
     async def _fetch_vocabulary(self, client: VocabularyClient) -> None:
         fingerprint = self._core.require_info().facts.model_info.tokenizer_fingerprint
-        self._servicer.vocabulary = await client.fetch(fingerprint, lambda: None)
+        self.servicer.vocabulary = await client.fetch(fingerprint, lambda: None)
