@@ -30,6 +30,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 64
+MAX_REASONING_TAG_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class StructuredOutputs:
     """One of these texts."""
     grammar: str | None = None
     """A grammar in Lark's notation, as llguidance understands it."""
+    reasoning_end: str = ""
+    """The form begins behind this text, before which anything goes; empty: it begins at once."""
+    reasoning_start: str = ""
+    """Only an output that begins with this text has such a part; empty: every one has."""
 
     def __post_init__(self) -> None:
         given = (self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar)
@@ -53,6 +58,13 @@ class StructuredOutputs:
         if num_given != 1:
             rule = "exactly one of json_schema, json_object, regex, choice and grammar must be set"
             raise _invalid("structured_outputs", num_given, rule)
+        if self.reasoning_start and not self.reasoning_end:
+            rule = "reasoning_start needs reasoning_end"
+            raise _invalid("structured_outputs", self.reasoning_start, rule)
+        for text in (self.reasoning_start, self.reasoning_end):
+            if len(text) > MAX_REASONING_TAG_CHARS or not text.isprintable():
+                rule = f"a tag of reasoning is printable, with {MAX_REASONING_TAG_CHARS} characters"
+                raise _invalid("structured_outputs", "...", rule)
         if any(not _is_unicode(text) for text in self.texts):
             raise _invalid("structured_outputs", "...", "a text must not hold a lone surrogate")
         if any(text == "" for text in self.texts):

@@ -83,7 +83,9 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
 
 def structured_outputs_to_proto(outputs: StructuredOutputs) -> common_pb2.StructuredOutputs:
     """Build the message."""
-    message = common_pb2.StructuredOutputs()
+    message = common_pb2.StructuredOutputs(
+        reasoning_end=outputs.reasoning_end, reasoning_start=outputs.reasoning_start
+    )
     if outputs.choice:
         message.choice.choices.extend(outputs.choice)
     else:
@@ -104,7 +106,11 @@ def structured_outputs_from_proto(message: common_pb2.StructuredOutputs) -> Stru
     if kind is not None:
         value = getattr(message, kind)
         values[kind] = tuple(message.choice.choices) if kind == "choice" else value
-    return StructuredOutputs(**values)
+    return StructuredOutputs(
+        **values,
+        reasoning_end=message.reasoning_end,
+        reasoning_start=message.reasoning_start,
+    )
 
 
 def _columns_error(first: str, second: str) -> InvalidRequestError:

@@ -47,6 +47,8 @@ _QUOTED = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _NAME = re.compile(r"\w+")
+_FORM = "form"
+_REASONING = "reasoning"
 _LIMIT = re.compile(r"\b(limits?|fuel|too (many|big|complex|large|deeply)|max is)\b")
 # What a message quotes is the client's own.
 _QUOTES = re.compile(r"\"[^\"]*\"|'[^']*'|`[^`]*`|(?<=: )\w+$|#/\S+")
@@ -72,8 +74,22 @@ def grammar_source(outputs: StructuredOutputs) -> str:
         lark = outputs.grammar
     else:
         lark = _json_schema(outputs.json_schema or '{"type": "object"}')
+    grammars = [{"lark_grammar": lark + _NO_FORCING}]
+    if outputs.reasoning_end:
+        reasoning = _reasoning(outputs.reasoning_start, outputs.reasoning_end)
+        grammars = [{"lark_grammar": reasoning + _NO_FORCING}, {"name": _FORM, **grammars[0]}]
     # Built here: the library takes a text that looks like JSON for its own container format.
-    return json.dumps({"grammars": [{"lark_grammar": lark + _NO_FORCING}]})
+    return json.dumps({"grammars": grammars})
+
+
+def _reasoning(start: str, end: str) -> str:
+    """Anything up to the closing tag, then the form; some line breaks may stand between."""
+    reasoning = f"(OPEN {_REASONING})?" if start else _REASONING
+    opening = f"OPEN: /\\s{{0,8}}/ {json.dumps(start)}\n" if start else ""
+    return (
+        f"start: {reasoning} BREAKS @{_FORM}\n{opening}BREAKS: /\\n{{0,2}}/\n"
+        f"{_REASONING}[stop={json.dumps(end)}]: /(.|\\n)*/"
+    )
 
 
 def forces_little(outputs: StructuredOutputs) -> bool:

@@ -300,7 +300,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class StructuredOutputs(_message.Message):
-    """A form that the whole output has; exactly one of these. An output that is complete ends with FINISH_REASON_STOP."""
+    """A form that the whole output, or all of it behind the reasoning, has; exactly one of `constraint`. An output that is complete ends with FINISH_REASON_STOP."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -309,6 +309,8 @@ class StructuredOutputs(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    REASONING_END_FIELD_NUMBER: _builtins.int
+    REASONING_START_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """JSON that a schema describes; the schema as JSON text."""
     json_object: _builtins.bool
@@ -317,6 +319,12 @@ class StructuredOutputs(_message.Message):
     """A regular expression that matches the whole output."""
     grammar: _builtins.str
     """A grammar in Lark's notation, as llguidance understands it."""
+    reasoning_end: _builtins.str
+    """The form begins behind this text (a closing tag of reasoning), before which anything goes. Empty: it begins at once."""
+    reasoning_start: _builtins.str
+    """Only an output that begins with this text has such a part; others have the form from their beginning. Empty: every
+    output has it.
+    """
     @_builtins.property
     def choice(self) -> Global___StructuredChoice: ...
     def __init__(
@@ -327,10 +335,12 @@ class StructuredOutputs(_message.Message):
         regex: _builtins.str = ...,
         choice: Global___StructuredChoice | None = ...,
         grammar: _builtins.str = ...,
+        reasoning_end: _builtins.str = ...,
+        reasoning_start: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "reasoning_end", b"reasoning_end", "reasoning_start", b"reasoning_start", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "grammar"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015

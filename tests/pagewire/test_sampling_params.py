@@ -101,6 +101,9 @@ def test_token_ids_inside_the_vocabulary_pass() -> None:
         {"regex": ""},
         {"choice": ("a", "")},
         {"grammar": "\ud800"},
+        {"regex": "a", "reasoning_start": "<think>"},
+        {"regex": "a", "reasoning_end": "\n"},
+        {"regex": "a", "reasoning_end": "x" * 65},
     ],
 )
 def test_structured_outputs_have_exactly_one_form(values: dict[str, Any]) -> None:

@@ -23,6 +23,12 @@ structured_outputs = st.one_of(
     st.builds(StructuredOutputs, regex=texts),
     st.builds(StructuredOutputs, choice=st.lists(texts, min_size=1, max_size=3).map(tuple)),
     st.builds(StructuredOutputs, grammar=texts),
+    st.builds(
+        StructuredOutputs,
+        regex=texts,
+        reasoning_end=st.just("</think>"),
+        reasoning_start=st.sampled_from(["", "<think>"]),
+    ),
 )
 
 
