@@ -40,6 +40,11 @@ def begin_of(prompt: str, otherwise: Begin) -> Begin:
     return Begin.ANSWER if tail.endswith(CLOSE) else otherwise
 
 
+def begin_of_continued(message: str) -> Begin:
+    """Return where an output begins that continues a message which the client has begun."""
+    return Begin.REASONING if message.rfind(OPEN) > message.rfind(CLOSE) else Begin.ANSWER
+
+
 class _State(Enum):
     OPENING = auto()
     BREAKS = auto()
