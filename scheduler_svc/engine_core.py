@@ -1,22 +1,17 @@
-"""The engine's loop: schedule, send, receive, update; claim a worker, lose it, claim it again.
+"""The engine: claim a worker, run steps on it, lose it, claim it again; add and abort meanwhile.
 
-With asynchronous scheduling the next step is planned and sent while one runs, so that the worker
-finds it queued when it is done. Aborts, adds and administration take effect between steps planned.
-
-It owns the `Scheduler`, the `Executor` and the list of clients (`OutputSink`s: gateway streams and
-direct callers). It does not know gRPC. Everything runs on one event loop: clients add and abort
-directly, between awaits of the loop, so nothing here is locked. `run` is one task; the composition
-root owns it.
+It owns the `Scheduler`, the `Executor`, the steps (`step_pipeline`) and the list of clients
+(`OutputSink`s: gateway streams and direct callers). It does not know gRPC. Everything runs on one
+event loop: clients add and abort directly, between awaits of the loop, so nothing here is locked,
+and aborts, adds and administration take effect between steps planned. `run` is one task; the
+composition root owns it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 
@@ -30,7 +25,6 @@ from scheduler_svc.engine_state import EngineCounters, EngineState, OutputSink
 from scheduler_svc.executor import (
     Executor,
     KvCachePlan,
-    StepFailedError,
     WorkerFacts,
     WorkerLostError,
     WorkerUnavailableError,
@@ -43,8 +37,6 @@ from scheduler_svc.liveness import LivenessGuard
 from scheduler_svc.output import (
     EngineCoreOutputs,
     FinishedRequest,
-    ModelRunnerOutput,
-    SchedulerOutput,
     SchedulerStats,
     StepTimings,
 )
@@ -53,28 +45,14 @@ from scheduler_svc.quiet_waiter import QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
 from scheduler_svc.sleep import EngineSleep
+from scheduler_svc.step_pipeline import StepPipeline
 from scheduler_svc.stop import FinishReason, Stop
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-STALL_RETRY_S = 0.1
-MAX_STEPS_IN_FLIGHT = 2
-"""With asynchronous scheduling: one runs, one is queued behind it. One more a further stage."""
 SUSPECTED_MESSAGE = "workers failed again and again on this request"
 
 log = get_logger("scheduler_svc.engine_core")
-
-
-@dataclass(frozen=True, slots=True)
-class _StepInFlight:
-    """A step that was sent and has no answer yet."""
-
-    output: SchedulerOutput
-    schedule_ns: int
-    """How long it took to plan."""
-    sent_ns: int
-    follows_work: bool
-    """There was work all the time since the step before."""
 
 
 class EngineCore:
@@ -106,20 +84,24 @@ class EngineCore:
         self._scheduler: Scheduler | None = None
         self._sinks: dict[int, OutputSink] = {}
         self._client_ids = count(1)
-        self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._drain_ends_s: float | None = None
-        self._in_flight: deque[_StepInFlight] = deque()
-        max_in_flight = MAX_STEPS_IN_FLIGHT if config.scheduler.async_scheduling else 1
-        self._max_in_flight = max_in_flight + executor.num_stages - 1
-        self._follows_work = False
         self._quiet = QuietWaiter()
         self.liveness = LivenessGuard()
         self.kv_events = _make_kv_events(config)
-        self._num_failed_steps = 0
+        self._steps = StepPipeline(
+            self,
+            executor,
+            self._grammars,
+            self.counters,
+            self.liveness,
+            is_async=config.scheduler.async_scheduling,
+            clock=clock,
+            sleep=sleep,
+        )
         self.sleep = EngineSleep(self, executor)
         self._settled = asyncio.Event()
-        executor.on_lost = self._wake.set
+        executor.on_lost = self._steps.wake
 
     # For clients.
 
@@ -156,14 +138,14 @@ class EngineCore:
             check_grammar_size(form, self.config.structured_outputs.max_grammar_bytes)
         self._require_scheduler().add_request(request, self._clock())
         self._idle.clear()
-        self._wake.set()
+        self._steps.wake()
         if form is not None:
             self._grammars.start(
                 request.request_id,
                 form,
                 request.output_token_ids,
                 partial(self._on_grammar, request),
-                partial(self._on_grammar_failed, request.request_id),
+                partial(self.fail_grammar, request.request_id),
                 is_resumed=request.is_resumed,
             )
         return form is None
@@ -267,15 +249,15 @@ class EngineCore:
         while True:
             await self._claim_worker()
             try:
-                await self._run_steps()
+                await self._steps.run(self._require_scheduler())
             except WorkerLostError as error:
                 self._on_worker_lost(str(error))
 
     async def _claim_worker(self) -> None:
         backoff_s, last_reason = FIRST_BACKOFF_S, ""
-        if self._num_failed_steps > 0:
+        if self._steps.num_failed_steps > 0:
             # The worker came back and was lost again before it did anything.
-            await self._sleep(min(FIRST_BACKOFF_S * 2**self._num_failed_steps, MAX_BACKOFF_S))
+            await self._sleep(min(FIRST_BACKOFF_S * 2**self._steps.num_failed_steps, MAX_BACKOFF_S))
         while True:
             try:
                 facts = await self._executor.initialize()
@@ -322,156 +304,55 @@ class EngineCore:
             raise WorkerUnavailableError("it has another model than the engine started with")
         return self.info.kv_cache
 
-    async def _run_steps(self) -> None:
-        """Keep the worker supplied with steps; returns only by raising WorkerLostError."""
-        scheduler = self._require_scheduler()
-        while True:
-            await self._send_steps(scheduler)
-            if self._in_flight:
-                await self._receive_step(scheduler)
-            elif self._executor.lost_reason is not None:
-                raise WorkerLostError(self._executor.lost_reason)
-            elif scheduler.can_schedule:
-                # Admission checks rule this out; trying again beats a hang if they are wrong.
-                await self._sleep(STALL_RETRY_S)
-            else:
-                await self._wait_for_work()
-
-    async def _send_steps(self, scheduler: Scheduler) -> None:
-        """Plan and send steps up to the bound, while there is something to compute or to tell."""
-        while self._may_send and scheduler.has_work:
-            started_ns = time.perf_counter_ns()
-            output = scheduler.schedule(self._clock())
-            self._guard_liveness(scheduler, output)
-            if output.is_empty:
-                return  # Everything waits for what is under way.
-            sent_ns = time.perf_counter_ns()
-            step = _StepInFlight(output, sent_ns - started_ns, sent_ns, self._follows_work)
-            self._follows_work = True
-            self._in_flight.append(step)
-            try:
-                await self._executor.send(output)
-            except WorkerLostError as error:
-                self._on_step_failed(scheduler, str(error))
-                raise
-            if len(self._in_flight) == 1:
-                await self._send_masks(scheduler, step)
+    # For the steps.
 
     @property
-    def _may_send(self) -> bool:
-        is_free = len(self._in_flight) < self._max_in_flight
-        return is_free and self.sleep.level == 0 and self._executor.lost_reason is None
+    def may_send(self) -> bool:
+        return self.sleep.level == 0
 
-    async def _receive_step(self, scheduler: Scheduler) -> None:
-        try:
-            result = await self._executor.receive()
-        except WorkerLostError as error:
-            self._on_step_failed(scheduler, str(error))
-            raise
-        except StepFailedError as error:
-            self._on_step_failed(scheduler, str(error))
-            await self._take_back_steps(scheduler)
-            return
-        step = self._in_flight.popleft()
-        self._num_failed_steps = 0
-        # Aborts that came while the step ran have been applied: they win over its tokens.
-        outputs = scheduler.update_from_output(step.output, result)
+    def put_outputs(self, outputs: Mapping[int, EngineCoreOutputs], timings: StepTimings) -> None:
         self._count(outputs)
-        if step.follows_work and step.output.requests:
-            self.counters.worker_idle_ns += result.idle_ns
-        timings = _timings(result, step)
         for client_id, client_outputs in outputs.items():
             sink = self._sinks.get(client_id)
             if sink is not None:
                 sink.put_outputs(client_outputs, timings)
-        self._note_idle(scheduler)
-        if self._in_flight:
-            await self._send_masks(scheduler, self._in_flight[0])
 
-    async def _send_masks(self, scheduler: Scheduler, step: _StepInFlight) -> None:
-        """Send the grammar masks of the oldest step under way: all tokens before it are known.
+    def suspect(self, request_ids: Sequence[str]) -> None:
+        scheduler = self._require_scheduler()
+        self._put_finished(self._end_requests(scheduler, request_ids, FAILED, SUSPECTED_MESSAGE))
+        self.note_idle()
 
-        The worker computes meanwhile and waits for them only before it draws.
-        """
-        output = step.output
-        if not output.masked_rows:
-            return
-        rows = scheduler.rows_to_mask(output)
-        results = await self._grammars.masks(list(rows.values()))
-        masks = {}
-        for row, result in zip(rows, results, strict=True):
-            request = output.requests[row]
-            if request.ignores_outputs_of(output.step):
-                continue  # it ended meanwhile, and its id may be another's by now
-            if isinstance(result, GrammarError):
-                self._on_grammar_failed(request.request_id, result)
-            else:
-                masks[row] = result
-        try:
-            await self._executor.send_masks(output, masks)
-        except WorkerLostError as error:
-            self._on_step_failed(scheduler, str(error))
-            raise
+    def fail_grammar(self, request_id: str, error: GrammarError) -> None:
+        log.info("grammar_failed", request_id=request_id, reason=error.reason)
+        stop = Stop(FinishReason.ERROR, error_reason=error.reason)
+        scheduler = self._require_scheduler()
+        self._put_finished(self._end_requests(scheduler, [request_id], stop, error.message))
+        self._changed()
 
-    async def _wait_for_work(self) -> None:
-        self._follows_work = False
-        self._wake.clear()
-        await self._wake.wait()
-
-    async def _take_back_steps(self, scheduler: Scheduler) -> None:
-        """Undo the step that failed, and those sent behind it: they were planned upon it.
-
-        The worker lives. It knows no request of the failed step any more; what it answers to the
-        later steps, failed or not, is in doubt too.
-        """
-        outputs: list[SchedulerOutput] = []
-        while self._in_flight:
-            output = self._in_flight[0].output
-            if outputs:
-                if output.masked_rows:
-                    await self._executor.send_masks(output, {})
-                with suppress(StepFailedError):
-                    await self._executor.receive()
-            outputs.append(self._in_flight.popleft().output)
-        num_preempted = scheduler.take_back_steps(outputs)
-        log.warning("steps_taken_back", num_steps=len(outputs), num_preempted=num_preempted)
-        self._note_idle(scheduler)
-
-    def _guard_liveness(self, scheduler: Scheduler, output: SchedulerOutput) -> None:
-        could_progress = (
-            not self._in_flight and scheduler.num_running == 0 and scheduler.can_schedule
+    def note_idle(self) -> None:
+        scheduler = self._require_scheduler()
+        num_in_flight = self._steps.num_in_flight
+        if not scheduler.has_requests:
+            self._idle.set()
+        if num_in_flight or scheduler.has_work:
+            self._settled.clear()
+        else:
+            self._settled.set()
+        self._quiet.note(
+            scheduler.pause_state,
+            num_running=scheduler.num_running,
+            num_steps_in_flight=num_in_flight,
         )
-        has_progress = bool(output.requests)
-        if self.liveness.observe(could_progress=could_progress, has_progress=has_progress):
-            stats = scheduler.make_stats()
-            log.error(
-                "scheduler_stalled",
-                num_waiting=stats.num_requests_waiting,
-                num_free_blocks=stats.num_free_blocks,
-                num_blocks=stats.num_blocks,
-            )
 
-    def _on_step_failed(self, scheduler: Scheduler, reason: str) -> None:
-        # The oldest, and one a further pipeline stage, ran; the others had not begun.
-        running = [step.output for step in self._in_flight][: self._executor.num_stages]
-        self._num_failed_steps += 1
-        log.error(
-            "step_failed", step=running[0].step, reason=reason, in_a_row=self._num_failed_steps
-        )
-        ids = scheduler.suspect_steps(running)
-        if ids:
-            log.error("requests_suspected", request_ids=ids)
-            self._put_finished(self._end_requests(scheduler, ids, FAILED, SUSPECTED_MESSAGE))
-            self._note_idle(scheduler)
+    # Moves.
 
     def _on_worker_lost(self, reason: str) -> None:
         scheduler = self._require_scheduler()
         self.counters.num_workers_lost += 1
         log.warning("worker_lost", reason=reason, num_running=scheduler.num_running)
-        self._in_flight.clear()
-        self._follows_work = False
+        self._steps.clear()
         scheduler.forget_worker()
-        self._note_idle(scheduler)
+        self.note_idle()
         self._set_state(EngineState.RECOVERING)
 
     def _set_state(self, state: EngineState) -> None:
@@ -488,13 +369,6 @@ class EngineCore:
         sink = self._sinks.get(request.client_id)
         if sink is not None:
             sink.put_admitted(request.request_id)
-        self._changed()
-
-    def _on_grammar_failed(self, request_id: str, error: GrammarError) -> None:
-        log.info("grammar_failed", request_id=request_id, reason=error.reason)
-        stop = Stop(FinishReason.ERROR, error_reason=error.reason)
-        scheduler = self._require_scheduler()
-        self._put_finished(self._end_requests(scheduler, [request_id], stop, error.message))
         self._changed()
 
     def _end_requests(
@@ -519,23 +393,10 @@ class EngineCore:
 
     def _changed(self) -> None:
         if self._scheduler is not None:
-            self._note_idle(self._scheduler)
-        self._wake.set()
+            self.note_idle()
+        self._steps.wake()
 
-    def _note_idle(self, scheduler: Scheduler) -> None:
-        if not scheduler.has_requests:
-            self._idle.set()
-        if self._in_flight or scheduler.has_work:
-            self._settled.clear()
-        else:
-            self._settled.set()
-        self._quiet.note(
-            scheduler.pause_state,
-            num_running=scheduler.num_running,
-            num_steps_in_flight=len(self._in_flight),
-        )
-
-    def _count(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+    def _count(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         counters = self.counters
         counters.num_steps += 1
         num_new = sum(sum(map(len, client.new_token_ids)) for client in outputs.values())
@@ -553,13 +414,3 @@ class EngineCore:
 def _make_kv_events(config: EngineConfig) -> KvEventLog | None:
     num_batches = config.observability.kv_events_buffer
     return KvEventLog(num_batches) if num_batches and config.cache.enable_prefix_caching else None
-
-
-def _timings(result: ModelRunnerOutput, step: _StepInFlight) -> StepTimings:
-    return StepTimings(
-        schedule_ns=step.schedule_ns,
-        execute_ns=time.perf_counter_ns() - step.sent_ns,
-        forward_ns=result.forward_ns,
-        sample_ns=result.sample_ns,
-        idle_ns=result.idle_ns,
-    )

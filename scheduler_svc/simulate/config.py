@@ -14,7 +14,6 @@ from pagewire.engine_config import (
     check,
 )
 from pagewire.v1 import common_pb2
-from scheduler_svc.engine_core import MAX_STEPS_IN_FLIGHT
 from scheduler_svc.engine_info import make_limits
 from scheduler_svc.executor import WorkerFacts
 from scheduler_svc.kv_sizing import plan_kv_cache
@@ -23,6 +22,7 @@ from scheduler_svc.simulate.hardware import GPUS, HardwareConfig
 from scheduler_svc.simulate.prompt import VOCAB_SIZE
 from scheduler_svc.simulate.step_time import Roofline
 from scheduler_svc.simulate.workload import WorkloadConfig
+from scheduler_svc.step_pipeline import MAX_STEPS_IN_FLIGHT
 
 RESERVED_BYTES_PER_GPU = 2 * 1024**3
 """Activations, graphs and the runtime's own."""

@@ -27,8 +27,8 @@ async def no_sleep(delay_s):
 
 
 class Engine:
-    def __init__(self, config=None):
-        self.executor = FakeExecutor()
+    def __init__(self, config=None, executor=None):
+        self.executor = executor or FakeExecutor()
         self.core = EngineCore(config or make_config(), self.executor, sleep=no_sleep)
         self.states = []
         self.core.on_state = self._on_state

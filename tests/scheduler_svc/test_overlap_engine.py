@@ -16,8 +16,8 @@ from tests.scheduler_svc.test_engine_core import PROMPT, Engine, running
 EOS_IDS = frozenset({EOS})
 
 
-def engine_of(async_scheduling, **cache):
-    return Engine(make_config(async_scheduling=async_scheduling, **cache))
+def engine_of(async_scheduling, executor=None, **cache):
+    return Engine(make_config(async_scheduling=async_scheduling, **cache), executor)
 
 
 @pytest.mark.parametrize(("async_scheduling", "most"), [(True, 2), (False, 1)])
@@ -131,9 +131,7 @@ class SlowExecutor(FakeExecutor):
 
 
 async def test_the_time_without_a_step_counts_while_there_is_work():
-    engine = engine_of(True)
-    engine.executor = engine.core._executor = SlowExecutor()
-    async with running(engine):
+    async with running(engine_of(True, SlowExecutor())) as engine:
         request_id = engine.add(max_tokens=5, ignore_eos=True)
         await engine.client.wait_finished(request_id)
     # Before the first step there was nothing to do.

@@ -12,7 +12,7 @@ import pytest
 
 from pagewire.engine_config import EngineConfig
 from pagewire.sampling_params import SamplingParams
-from scheduler_svc.engine_core import MAX_STEPS_IN_FLIGHT, EngineCore
+from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_info import make_limits
 from scheduler_svc.kv_sizing import plan_kv_cache
 from scheduler_svc.request import EngineCoreRequest
@@ -21,6 +21,7 @@ from scheduler_svc.simulate.routing import RoundRobin
 from scheduler_svc.simulate.simulation import Simulation
 from scheduler_svc.simulate.trace import TraceRequest
 from scheduler_svc.simulate.virtual_engine import VirtualEngine
+from scheduler_svc.step_pipeline import MAX_STEPS_IN_FLIGHT
 from tests.scheduler_svc.fakes import FakeClient, FakeExecutor, make_config, make_facts
 from tests.scheduler_svc.simulate.factories import LinearStepTime
 
