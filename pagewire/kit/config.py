@@ -4,7 +4,8 @@ A field `max_model_len` is the flag `--max-model-len`, the variable `PAGEWIRE_MA
 the key `max-model-len` (or `max_model_len`) of the file that `--config` names, flat or under the
 name of the nested dataclass that holds it. An empty variable counts as unset, which is what
 compose files make of one that has no value. The text under the field is its help. Field metadata:
-`flag` replaces the flag's name, `aliases` adds flags. Services and the command line call this; it
+`flag` replaces the flag's name, `aliases` adds flags, `secret` keeps the value out of messages.
+Services and the command line call this; it
 knows none of their settings.
 """
 
@@ -181,16 +182,20 @@ def _find(
         if setting.kind.is_bool:
             return raw, setting.flag if raw else "--no-" + setting.flag[2:]
         joined = ",".join(raw) if isinstance(raw, list) else raw
-        source = f"{setting.flag} {joined}"
+        source = f"{setting.flag} {_shown(setting, joined)}"
         return _read(setting.kind.from_text, joined, source), source
     if text := environment.get(setting.env, ""):
-        source = f"{setting.env}={text}"
+        source = f"{setting.env}={_shown(setting, text)}"
         return _read(setting.kind.from_text, text, source), source
     if setting.dest in in_file:
         key, value = in_file[setting.dest]
-        source = f"{key}: {value} in {file_name}"
+        source = f"{key}: {_shown(setting, value)} in {file_name}"
         return _read(setting.kind.from_yaml, value, source), source
     return None
+
+
+def _shown(setting: Setting, value: Any) -> Any:
+    return "..." if setting.is_secret else value
 
 
 def _read(reader: Any, raw: Any, source: str) -> Any:

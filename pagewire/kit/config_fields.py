@@ -40,6 +40,8 @@ class Setting:
     """The text under the field, on one line."""
     group: str
     """First line of the docstring of the dataclass that holds it."""
+    is_secret: bool = False
+    """No message shows its value."""
 
     @property
     def dest(self) -> str:
@@ -113,6 +115,7 @@ def _walk(cls: type, path: tuple[str, ...], instance: Any) -> Iterator[Setting]:
             default=default,
             help=texts.get(field.name, ""),
             group=(inspect.getdoc(cls) or cls.__name__).partition("\n")[0].rstrip("."),
+            is_secret=field.metadata.get("secret", False),
         )
 
 

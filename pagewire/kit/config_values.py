@@ -92,6 +92,8 @@ class ValueKind:
         if self.optional and text == _NONE:
             return None
         if self.item is not None:
+            if (elements := _json_list(text)) is not None:
+                return self.from_yaml(elements)
             parts = [part.strip() for part in text.split(",")]
             return tuple(self.item.from_text(part) for part in parts if part)
         for option in self.options:
@@ -216,6 +218,15 @@ def _finite(number: float) -> float:
     if not math.isfinite(number):
         raise ValueError("must be finite")
     return number
+
+
+def _json_list(text: str) -> list[Any] | None:
+    """Return the elements of `["a", "b"]`, which vLLM's flags take; None: it is no such list."""
+    try:
+        value = json.loads(text) if text.startswith("[") else None
+    except ValueError:  # an IPv6 address, for example
+        return None
+    return value if isinstance(value, list) else None
 
 
 def _read_object(text: str) -> dict[str, Any]:
