@@ -88,6 +88,11 @@ class MessageParser:
         """Begun so far, those that are left out included."""
 
     @property
+    def reads_reasoning(self) -> bool:
+        """Whether reasoning gives events, where there is any."""
+        return self._splitter is not None and self._shows_reasoning
+
+    @property
     def has_calls(self) -> bool:
         return self.num_calls > 0
 

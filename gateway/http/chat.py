@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.generation import ChatMessage, ChatPrompt, Output
+from gateway.generation import ChatPrompt, Output
 from gateway.http.answers import Call, object_head, stop_reason
-from gateway.http.fields import Fields, check_text, invalid, wrong_type
+from gateway.http.chat_message import delta_object, finish_reason, message_object
+from gateway.http.chat_tools import read_tools
+from gateway.http.conversation import read_conversation
+from gateway.http.fields import Fields
 from gateway.http.logprobs import TokenFormat, chat_logprobs, prompt_logprobs
 from gateway.http.parameters import read_request, read_stream, read_top_logprobs
 from gateway.live_generation import Generation
-from pagewire.kit.errors import InvalidRequestError
-
-MAX_MESSAGES = 4096
-
-# OpenAI's name for what open models' templates know as system.
-_ROLES = {"developer": "system"} | {
-    role: role for role in ("system", "user", "assistant", "tool", "function")
-}
-
+from gateway.message_parser import Message, MessageEvent, MessageParser
 
 # Names that completions does not honour.
-_SUPPORTED = ("top_logprobs", "chat_template", "documents")
+_SUPPORTED = (
+    "top_logprobs",
+    "chat_template",
+    "documents",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+)
 
 
 def read_chat(fields: Fields) -> Call:
@@ -33,9 +34,11 @@ def read_chat(fields: Fields) -> Call:
     Raises:
         InvalidRequestError: Names the field.
     """
-    prompt = read_conversation(fields)
+    tools = read_tools(fields)
+    prompt = replace(read_conversation(fields), tools_json=tools.template_json)
     names = ("max_completion_tokens", "max_tokens")
     request = read_request(fields, (prompt,), names, _SUPPORTED)
+    request = replace(request, message=tools.message)
     num_top = read_top_logprobs(fields)
     if num_top is not None:
         request = replace(request, sampling={**request.sampling, "logprobs": num_top})
@@ -49,7 +52,7 @@ def read_chat(fields: Fields) -> Call:
     return Call(request, shape, read_stream(fields))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChatShape:
     """Implements `answers.Shape`."""
 
@@ -60,6 +63,8 @@ class ChatShape:
     return_token_ids: bool = False
     echoed: str = ""
     """What every answer begins with, before the model's own text."""
+    _parsers: dict[int, MessageParser] = field(default_factory=dict)
+    """By index of the output."""
 
     def first_chunks(self, generation: Generation) -> Iterable[dict[str, Any]]:
         """The role of each choice, and what is echoed."""
@@ -72,16 +77,18 @@ class ChatShape:
 
     def chunks(self, generation: Generation, output: Output) -> Iterable[dict[str, Any]]:
         token_ids = {"token_ids": output.token_ids} if self.return_token_ids else {}
-        if output.text or output.logprobs or (self.return_token_ids and output.token_ids):
+        parser = self._parser(generation, output)
+        delta = delta_object(_read(parser, output))
+        if delta or output.logprobs or (self.return_token_ids and output.token_ids):
             logprobs = self._logprobs(output)
-            delta = {"content": output.text}
+            delta = delta or {"content": ""}
             yield self._chunk(generation, output.index, delta, logprobs=logprobs, **token_ids)
         if output.finished is not None:
             yield self._chunk(
                 generation,
                 output.index,
                 {},
-                finish_reason=output.finished.reason,
+                finish_reason=finish_reason(output.finished, parser),
                 stop_reason=stop_reason(output),
             )
 
@@ -89,7 +96,7 @@ class ChatShape:
         return self._object(generation, "chat.completion.chunk", [])
 
     def whole(self, generation: Generation, outputs: list[Output]) -> dict[str, Any]:
-        choices = [self._choice(output) for output in outputs]
+        choices = [self._choice(generation, output) for output in outputs]
         whole = self._object(generation, "chat.completion", choices)
         if self.num_prompt_logprobs is not None and outputs[0].prompt_logprobs is not None:
             places = outputs[0].prompt_logprobs
@@ -102,16 +109,14 @@ class ChatShape:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         return self._object(generation, "chat.completion.chunk", [choice])
 
-    def _choice(self, output: Output) -> dict[str, Any]:
+    def _choice(self, generation: Generation, output: Output) -> dict[str, Any]:
+        parser, message = self._parser(generation, output), Message()
+        message.add(_read(parser, output))
         choice = {
             "index": output.index,
-            "message": {
-                "role": "assistant",
-                "content": self.echoed + output.text,
-                "refusal": None,
-            },
+            "message": message_object(message, self.echoed, parser.reads_reasoning),
             "logprobs": self._logprobs(output),
-            "finish_reason": output.finished.reason if output.finished else None,
+            "finish_reason": finish_reason(output.finished, parser),
             "stop_reason": stop_reason(output),
         }
         return choice | ({"token_ids": output.token_ids} if self.return_token_ids else {})
@@ -120,6 +125,11 @@ class ChatShape:
         self, generation: Generation, kind: str, choices: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return object_head(generation, "chatcmpl", kind) | {"choices": choices}
+
+    def _parser(self, generation: Generation, output: Output) -> MessageParser:
+        if output.index not in self._parsers:
+            self._parsers[output.index] = generation.messages.parser()
+        return self._parsers[output.index]
 
     def _logprobs(self, output: Output) -> dict[str, Any] | None:
         if self.num_top_logprobs is None:
@@ -132,88 +142,12 @@ class ChatShape:
         return {"prompt_token_ids": list(generation.prompt_token_ids(0))}
 
 
-def read_conversation(fields: Fields) -> ChatPrompt:
-    messages = fields.array("messages")
-    if not messages:
-        raise invalid("messages", "must be an array of at least one message")
-    if len(messages) > MAX_MESSAGES:
-        raise invalid("messages", f"{len(messages)} are too many; at most {MAX_MESSAGES}")
-    continue_final = fields.boolean("continue_final_message")
-    add_prompt = fields.boolean("add_generation_prompt", default=not continue_final)
-    if continue_final and add_prompt:
-        raise invalid("continue_final_message", "excludes add_generation_prompt")
-    return ChatPrompt(
-        messages=tuple(_read_message(each, f"messages[{i}]") for i, each in enumerate(messages)),
-        template_arguments_json=_read_template_arguments(fields),
-        add_generation_prompt=add_prompt,
-        continue_final_message=continue_final,
-        chat_template=fields.text("chat_template") or "",
-        add_special_tokens=fields.boolean("add_special_tokens"),
-    )
-
-
-def _read_template_arguments(fields: Fields) -> str:
-    """Read what the template sees beside the conversation, documents among it."""
-    arguments = fields.object("chat_template_kwargs")
-    documents = fields.array("documents")
-    values = dict(arguments.items()) if arguments else {}
-    if documents:
-        for index, document in enumerate(documents):
-            if not isinstance(document, dict):
-                raise wrong_type(f"documents[{index}]", document, "an object")
-        values["documents"] = documents
-    return _to_json(values) if values else ""
+def _read(parser: MessageParser, output: Output) -> list[MessageEvent]:
+    events = parser.push(output.text)
+    return events if output.finished is None else events + parser.finish()
 
 
 def _echoed(prompt: ChatPrompt) -> str:
     """Return what the assistant said last, where the conversation ends with it."""
     last = prompt.messages[-1]
     return last.content or "" if last.role == "assistant" else ""
-
-
-def _read_message(value: Any, path: str) -> ChatMessage:
-    if not isinstance(value, dict):
-        raise wrong_type(path, value, "an object")
-    message = Fields(value, path)
-    role = message.required_text("role")
-    if role not in _ROLES:
-        raise invalid(message.path("role"), f"must be one of {', '.join(_ROLES)}")
-    tool_calls = message.array("tool_calls")
-    content = _read_content(message)
-    if content is None and not tool_calls:
-        raise invalid(message.path("content"), "is required: give a string")
-    return ChatMessage(
-        role=_ROLES[role],
-        content=content,
-        name=message.text("name") or "",
-        tool_calls_json=_to_json(tool_calls) if tool_calls else "",
-        tool_call_id=message.text("tool_call_id") or "",
-        reasoning_content=message.text("reasoning_content") or "",
-    )
-
-
-def _read_content(message: Fields) -> str | None:
-    """Read a string, or an array of text parts, which become lines."""
-    content = message.get("content")
-    path = message.path("content")
-    if not isinstance(content, list):
-        return None if content is None else check_text(content, path)
-    texts = []
-    for index, part in enumerate(content):
-        here = f"{path}[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(here, part, "an object")
-        kind = Fields(part, here).required_text("type")
-        if kind != "text":
-            raise InvalidRequestError(
-                f"{here}.type: {kind[:64]} is not supported yet; only text is",
-                reason="UNSUPPORTED_PARAMETER",
-                field=f"{here}.type",
-            )
-        texts.append(Fields(part, here).required_text("text"))
-    return "\n".join(texts)
-
-
-def _to_json(value: Any) -> str:
-    # ASCII, so that a lone surrogate inside stays an escape.
-    return json.dumps(value)

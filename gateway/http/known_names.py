@@ -44,7 +44,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "tools": ([],),
+    "tools": ([],),  # only chat has them
     "tool_choice": ("none", "auto"),  # without tools, both mean none
     "functions": ([],),
     "function_call": ("none", "auto"),

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.generation import ChatPrompt
-from gateway.http.chat import read_conversation
+from gateway.http.conversation import read_conversation
 from gateway.http.fields import Fields, invalid
 from gateway.http.json_response import json_response
 from gateway.token_service import TokenService
