@@ -7,9 +7,14 @@ Built by `__main__` from flags, environment and file; read by the composition ro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from gateway.access.client_limits import ClientLimits
+from gateway.access.keys import KeyRing, parse_keys, read_key_file
+from gateway.message_config import MessageConfig
 from pagewire.kit.channels import check_target
+from pagewire.kit.config import ConfigError
 from pagewire.kit.server import ServerConfig
 
 _MIB = 1024 * 1024
@@ -32,8 +37,14 @@ class RequestLimits:
     """Most outputs generated at a time over all clients; more are refused with 429."""
     max_buffered_output_bytes: int = 4 * _MIB
     """Output that waits for one slow client; a request that exceeds it is ended."""
+    max_header_bytes: int = 64 * 1024
+    """Longest head of an HTTP request: its line and headers; longer ones get 431."""
+    max_stored_responses: int = 1024
+    """Most finished responses of /v1/responses that are kept; the oldest go first."""
+    max_stored_response_bytes: int = 64 * _MIB
+    """Bytes of the finished responses that are kept, their conversations included."""
     max_connections: int = 16384
-    """Most HTTP connections at a time; requests on more get 503."""
+    """Most HTTP connections at a time, requests on more get 503; as many gRPC connections."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -53,14 +64,80 @@ class Timeouts:
     """Seconds for one call to the tokenizer."""
     connect_timeout_s: float = field(default=5.0, metadata={"flag": "--connect-timeout"})
     """Seconds for the first answer of a scheduler or tokenizer when connecting."""
+    header_timeout_s: float = field(default=20.0, metadata={"flag": "--header-timeout"})
+    """Seconds for a client to send the whole head of an HTTP request."""
     body_timeout_s: float = field(default=60.0, metadata={"flag": "--body-timeout"})
     """Seconds for a client to send its whole HTTP body."""
+    send_timeout_s: float = field(default=60.0, metadata={"flag": "--send-timeout"})
+    """Seconds that output may wait for a client that reads nothing, until its request is ended."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             if not 0 < getattr(self, name) <= _MAX_TIMEOUT_S:
                 rule = f"must be positive and at most {_MAX_TIMEOUT_S:.0f}"
                 raise ValueError(name, getattr(self, name), rule)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig:
+    """Who may use the API, and how much of it."""
+
+    api_key: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
+    """Keys of which clients must send one, as NAME=SECRET or SECRET; none: no authentication.
+    Better in the environment or a file than on a command line, which everybody may read."""
+    api_key_file: Path | None = None
+    """File with more keys, one NAME=SECRET a line, read at the start."""
+    max_requests_per_minute: int | None = None
+    """Most requests a minute of one client (one name of a key); more get 429. None: no limit."""
+    max_tokens_per_minute: int | None = None
+    """Most tokens a minute of one client, of prompts and outputs; a client over it gets 429."""
+    max_concurrent_requests: int | None = None
+    """Most requests of one client at a time; more get 429. None: no limit."""
+
+    def __post_init__(self) -> None:
+        names = ("max_requests_per_minute", "max_tokens_per_minute", "max_concurrent_requests")
+        for name in names:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(name, value, "must be at least 1, or none")
+        try:
+            KeyRing(parse_keys(self.api_key))
+        except ValueError as exc:
+            raise ValueError("api_key", "...", str(exc)) from None
+
+    def limits(self) -> ClientLimits:
+        """Return the limits of a client whose key names no others."""
+        return ClientLimits(
+            self.max_requests_per_minute, self.max_tokens_per_minute, self.max_concurrent_requests
+        )
+
+    def keys(self) -> KeyRing:
+        """Read all keys.
+
+        Raises:
+            ConfigError: The file cannot be used.
+        """
+        keys = parse_keys(self.api_key)
+        if self.api_key_file is None:
+            return KeyRing(keys)
+        try:
+            return KeyRing([*keys, *read_key_file(self.api_key_file)])
+        except (OSError, ValueError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else exc
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {reason}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CorsConfig:
+    """Which pages of other origins may use the HTTP API from a browser."""
+
+    allowed_origins: tuple[str, ...] = ("*",)
+    """Origins such as https://chat.example; *: all, empty: none."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """Methods that such pages may use."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Headers that such pages may send."""
+    allow_credentials: bool = False
+    """Let such pages send cookies and HTTP authentication that the browser holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +161,6 @@ class GatewayConfig:
     """Schedulers: host:port, dns:///name:port or unix:/path."""
     tokenizers: tuple[str, ...] = ("127.0.0.1:50051",)
     """Tokenizers: host:port, dns:///name:port or unix:/path; one is used at a time."""
-    api_key: tuple[str, ...] = ()
-    """Keys of which clients must send one as a bearer token; none: no authentication."""
     gateway_id: str | None = None
     """Name of this gateway, unique among those of a scheduler; none: a random one."""
     drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})
@@ -94,6 +169,9 @@ class GatewayConfig:
     """Log level: debug, info, warning or error."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     timeouts: Timeouts = field(default_factory=Timeouts)
+    access: AccessConfig = field(default_factory=AccessConfig)
+    cors: CorsConfig = field(default_factory=CorsConfig)
+    messages: MessageConfig = field(default_factory=MessageConfig)
 
     def __post_init__(self) -> None:
         for name in ("http_port", "grpc_port"):
@@ -104,8 +182,6 @@ class GatewayConfig:
                 raise ValueError(name, "", "needs at least one address")
             for target in getattr(self, name):
                 check_target(target, name)
-        if any(not key or not key.isascii() for key in self.api_key):
-            raise ValueError("api_key", "...", "keys must be ASCII and not empty")
         self.server_config()  # its checks are ours
 
     def server_config(self) -> ServerConfig:
@@ -118,4 +194,5 @@ class GatewayConfig:
             metrics_host=self.host,
             drain_timeout_s=self.drain_timeout_s,
             log_level=self.log_level,
+            max_connections=self.limits.max_connections,
         )

@@ -1,12 +1,12 @@
-"""The HTTP application: its routes, and what surrounds every request.
+"""The routes of the HTTP API.
 
-`HttpScope` is outermost: request id, authentication, one error mapping, metrics. Endpoints read a
-body, build a `GenerationRequest` and hand it to an answer of `answers`.
+`gateway.http.scope` puts around them what every request passes. Endpoints read a body, build a
+`GenerationRequest` and hand it to an answer of `answers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -25,7 +25,8 @@ from gateway.http.completions import read_completion
 from gateway.http.fields import Fields
 from gateway.http.json_response import json_response
 from gateway.http.known_names import UnknownNames
-from gateway.http.scope import HttpScope
+from gateway.http.responses.routes import ResponsesRoutes
+from gateway.http.responses.store import ResponseStore
 from gateway.http.tokenize import TokenizeRoutes
 from gateway.metrics import GatewayMetrics
 from gateway.request_service import RequestService
@@ -45,22 +46,28 @@ class HttpSettings:
 
     limits: RequestLimits
     body_timeout_s: float
-    api_keys: Sequence[str] = ()
     keep_alive_s: float = 15.0
 
 
 def build_app(
     service: RequestService, tokens: TokenService, metrics: GatewayMetrics, settings: HttpSettings
 ) -> ASGIApp:
-    """Return the ASGI application."""
+    """Return the routes; `scope.guarded` puts around them what every request passes."""
     api = _Api(service, metrics, settings)
     tokenize = TokenizeRoutes(tokens, api.read)
-    router = Router(
+    limits = settings.limits
+    store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
+    responses = ResponsesRoutes(service, store, api.read, settings.keep_alive_s)
+    return Router(
         [
             Route("/v1/models", api.models),
             Route("/v1/models/{model:path}", api.model),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/responses", responses.create, methods=["POST"]),
+            Route("/v1/responses/{response_id}", responses.retrieve),
+            Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+            Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
             Route("/tokenize", tokenize.tokenize, methods=["POST"]),
             Route("/detokenize", tokenize.detokenize, methods=["POST"]),
             Route("/health", api.health),
@@ -71,7 +78,6 @@ def build_app(
         ],
         redirect_slashes=False,
     )
-    return HttpScope(router, metrics, settings.api_keys)
 
 
 class _Api:

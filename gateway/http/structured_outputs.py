@@ -35,7 +35,7 @@ def read_structured_outputs(fields: Fields) -> StructuredOutputs | None:
 def _read_forms(outputs: Fields) -> StructuredOutputs:
     schema, choice = outputs.get("json"), outputs.array("choice")
     values = {
-        "json_schema": _read_schema(schema, outputs.path("json")) if schema is not None else None,
+        "json_schema": read_schema(schema, outputs.path("json")) if schema is not None else None,
         "json_object": outputs.boolean("json_object"),
         "regex": outputs.text("regex"),
         "choice": outputs.texts("choice") if choice else (),
@@ -67,10 +67,10 @@ def _read_response_format(response_format: Fields) -> StructuredOutputs | None:
     wrapped.text("name")
     # Every answer keeps to its schema, so both values are honoured.
     wrapped.boolean("strict")
-    return StructuredOutputs(json_schema=_read_schema(schema, wrapped.path("schema")))
+    return StructuredOutputs(json_schema=read_schema(schema, wrapped.path("schema")))
 
 
-def _read_schema(schema: Any, path: str) -> str:
+def read_schema(schema: Any, path: str) -> str:
     """Return the schema as JSON text; a string is taken for that."""
     if isinstance(schema, str):
         return schema

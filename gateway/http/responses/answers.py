@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from gateway.http.event_stream import KEEP_ALIVE, START, piece, send_last_words
 from gateway.http.json_response import json_response, to_json
 from gateway.http.logprobs import TokenFormat, chat_logprobs
 from gateway.http.responses.output_items import Event, OutputItems
-from gateway.http.responses.request import ResponseCall
+from gateway.http.responses.request import ResponseCall, own_field_names
 from gateway.http.responses.response_object import ResponseObject
 from gateway.live_generation import Generation
 from gateway.message_events import Content, Reasoning
@@ -100,6 +101,13 @@ class ResponseWork:
     parser: MessageParser
     on_finished: OnFinished
 
+    @asynccontextmanager
+    async def generate(self) -> AsyncIterator[Generation]:
+        """Admit the request, as `RequestService.generate`."""
+        with own_field_names():
+            async with self.service.generate(self.request) as generation:
+                yield generation
+
 
 class WholeResponse:
     """Answers with the finished response. An ASGI application."""
@@ -111,7 +119,7 @@ class WholeResponse:
         work, finished = self._work, list[dict[str, Any]]()
 
         async def generate() -> None:
-            async with work.service.generate(work.request) as generation:
+            async with work.generate() as generation:
                 writer = _Writer(work.call, generation, work.parser)
                 async for outputs in generation.outputs():
                     for output in outputs:
@@ -138,7 +146,7 @@ class StreamedResponse:
 
     async def _stream(self, send: Send) -> None:
         work = self._work
-        async with work.service.generate(work.request) as generation:
+        async with work.generate() as generation:
 
             async def send_in_time(message: Message) -> None:
                 async with generation.deadline():  # a client may stop reading for good

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.generation import ChatMessage, ChatPrompt, GenerationRequest
 from gateway.http.fields import Fields, check_text, invalid, wrong_type
+from gateway.http.known_names import refuse_unsupported
 from gateway.http.parameters import read_cache_salt, read_priority, read_sampling
 from gateway.http.responses.items import read_input
 from gateway.http.responses.tools import ResponseTools, read_tools
@@ -26,7 +28,13 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "conversation": (),
     "prompt": (),
     "moderation": (),
+    "n": (1,),
+    "prompt_logprobs": (),
 }
+# Fields that have another name here than inside.
+_FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+# Of the names that other endpoints refuse, what is read here.
+_READ = ("tools", "tool_choice", "top_logprobs")
 # Names that change no output here; those of hosted tools' results have nothing to show.
 _HINTS = (
     "context_management",
@@ -132,11 +140,25 @@ def read_response(fields: Fields) -> ResponseCall:
     )
 
 
+@contextmanager
+def own_field_names() -> Iterator[None]:
+    """Let refusals of what was read here name the fields as clients know them."""
+    try:
+        yield
+    except InvalidRequestError as exc:
+        name = _FIELD_NAMES.get(exc.field or "")
+        if exc.field is None or name is None:
+            raise
+        message = exc.message.replace(exc.field, name)
+        raise InvalidRequestError(message, reason=exc.reason, field=name) from None
+
+
 def _refuse(fields: Fields) -> None:
     for name, harmless in _UNSUPPORTED.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
             raise _unsupported(name, "is not supported by this server; leave it out")
+    refuse_unsupported(fields, _READ)
     for name in _HINTS:
         fields.get(name)
 

@@ -79,8 +79,8 @@ def _read_function(tool: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     schema = dict(parameters.items()) if parameters is not None else None
     strict, description = tool.boolean("strict"), tool.text("description")
     echo = {"type": "function", "name": name, "description": description}
-    echo |= {"parameters": schema, "strict": strict}
-    function = {"name": name, "parameters": schema if schema is not None else {}}
+    echo = {**echo, "parameters": schema, "strict": strict}
+    function: dict[str, Any] = {"name": name, "parameters": schema if schema is not None else {}}
     if description is not None:
         function["description"] = description
     return {"type": "function", "function": function}, echo
