@@ -10,12 +10,28 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pagewire.cli.ready import parse_ready_line
 from pagewire.kit.errors import ServiceUnavailableError
 from pagewire.kit.lifecycle import child_environment
 
 _STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStack:
+    """A running stack."""
+
+    http_url: str
+    """Of the HTTP API, without /v1."""
+    target: str
+    """Of the public gRPC API."""
+    process: subprocess.Popen[str]
+
+    def is_alive(self) -> bool:
+        """Whether it runs; a service of it that died is started again by it."""
+        return self.process.poll() is None
 
 
 @contextmanager
@@ -29,15 +45,15 @@ def own_stack(model: str, *more_flags: str) -> Iterator[str]:
     Raises:
         ServiceUnavailableError: It did not start; it has said why on standard error.
     """
-    with own_stack_process([f"--model={model}", *more_flags]) as (target, _):
-        yield target
+    with start_own_stack([f"--model={model}", *more_flags]) as stack:
+        yield stack.target
 
 
 @contextmanager
-def own_stack_process(
+def start_own_stack(
     flags: Sequence[str], environment: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Start a stack and give its gRPC target and its process; stop it on leaving.
+) -> Iterator[OwnStack]:
+    """Start a stack and wait until it serves; stop it on leaving.
 
     Args:
         flags: Of `pagewire serve`; ports are free ones if they name none.
@@ -56,15 +72,15 @@ def own_stack_process(
         start_new_session=True,
     ) as process:
         try:
-            yield _wait_ready(process), process
+            yield OwnStack(*_wait_ready(process), process)
         finally:
             _stop(process)
 
 
-def _wait_ready(process: subprocess.Popen[str]) -> str:
+def _wait_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
     for line in process.stdout or ():
         if (parsed := parse_ready_line(line)) is not None:
-            return parsed[1]
+            return parsed
     raise ServiceUnavailableError("the stack did not start")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from pagewire.cli.own_stack import own_stack_process
+from pagewire.cli.own_stack import start_own_stack
 from pagewire.cli.stack import TokenizerOptions
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.config import load_config
@@ -46,16 +46,21 @@ class LocalStack:
         self.api_key = secrets.token_urlsafe(32)
         self._owner_pid = os.getpid()
         self._exit = ExitStack()
-        self.target, self._process = self._exit.enter_context(
-            own_stack_process(
+        self._stack = self._exit.enter_context(
+            start_own_stack(
                 [*flags, *_FLAGS, f"--max-outputs-per-request={max_outputs_per_request}"],
                 {"PAGEWIRE_API_KEY": self.api_key},
             )
         )
 
+    @property
+    def target(self) -> str:
+        """Of its public gRPC API."""
+        return self._stack.target
+
     def is_alive(self) -> bool:
         """Whether it runs; a service of it that died is started again by it."""
-        return self._process.poll() is None
+        return self._stack.is_alive()
 
     def close(self) -> None:
         """End it and wait for its end; idempotent."""
