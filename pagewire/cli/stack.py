@@ -103,6 +103,27 @@ class GatewayOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageOptions:
+    """How the model's text is read: tool calls and reasoning."""
+
+    enable_auto_tool_choice: bool = True
+    """Let the model choose whether it calls tools (tool_choice auto)."""
+    tool_call_parser: Literal[
+        "auto",
+        "hermes",
+        "json",
+        "llama3_json",
+        "llama4_json",
+        "llama4_pythonic",
+        "mistral",
+        "pythonic",
+    ] = "auto"
+    """Format in which the model calls tools; auto: as its chat template shows."""
+    reasoning_parser: Literal["none", "deepseek_r1", "qwen3"] = "none"
+    """How the model marks its reasoning, which is then told apart from the answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizerOptions:
     """What the tokenizer service takes over."""
 
@@ -128,6 +149,7 @@ class ServeConfig:
 
     stack: StackConfig = field(default_factory=StackConfig)
     gateway: GatewayOptions = field(default_factory=GatewayOptions)
+    messages: MessageOptions = field(default_factory=MessageOptions)
     tokenizer: TokenizerOptions = field(default_factory=TokenizerOptions)
     secrets: SecretOptions = field(default_factory=SecretOptions)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -212,6 +234,7 @@ def plan_children(
             f"--schedulers={addresses.listen['scheduler']}",
             f"--tokenizers={addresses.listen['tokenizer']}",
             *to_argv(config.gateway, env=environment),
+            *to_argv(config.messages, env=environment),
         ],
         "scheduler": [
             f"--workers={','.join(workers)}",
