@@ -2,6 +2,7 @@
 
 It spells `fake_tokenizer` bytes: an output is the prompt backwards, over and over, and a request
 whose prompt holds EOS ends with EOS after one round. So a resumed request goes on where it was.
+With a `script`, every output is that text and then EOS.
 Of logprobs, the token that is there has -0.5, the next id -1.5, and so on.
 Clearing `go_on` holds tokens back, `frames_left` bounds them, `lose_streams` ends all streams,
 `refusal` refuses adds; `opens`, `adds` and `aborts` keep what was seen.
@@ -60,6 +61,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         self.opens, self.adds, self.aborts = list[Any](), list[Any](), list[tuple[str, int]]()
         self.refusal: Any = None
+        self.script = ""
         self.ignores_adds = False
         self.num_open = self.num_closed_cleanly = self.num_finished = 0
         self.frames_left: int | None = None
@@ -154,7 +156,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             if not stream.running:
                 await stream.added.wait()
                 continue
-            outputs = _step(stream.running)
+            outputs = _step(stream.running, [*self.script.encode(), EOS] if self.script else [])
             await stream.write(scheduler_pb2.EngineStreamResponse(outputs=outputs))
             self.num_finished += len(outputs.finished_handles)
             self.frames_left = None if self.frames_left is None else self.frames_left - 1
@@ -164,10 +166,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await asyncio.Event().wait()
 
 
-def _step(running: dict[int, tuple[Any, list[int]]]) -> Any:
+def _step(running: dict[int, tuple[Any, list[int]]], script: list[int]) -> Any:
     outputs = scheduler_pb2.EngineOutputs()
     for handle, (add, done) in list(running.items()):
-        token_id = expected_output(add.prompt_token_ids, len(done) + 1)[-1]
+        wanted = script or expected_output(add.prompt_token_ids, len(done) + 1)
+        token_id = wanted[min(len(done), len(wanted) - 1)]
         _add_logprobs(outputs, handle, add, token_id, is_first=not done)
         done.append(token_id)
         outputs.handles.append(handle)

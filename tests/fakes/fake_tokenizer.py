@@ -109,6 +109,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             has_chat_template=True,
             template_uses_tools=True,
             max_prompt_bytes=MAX_PROMPT_BYTES,
+            tool_call_format="hermes",
         )
 
     async def Encode(self, request: Any, context: Any) -> Any:

@@ -109,7 +109,7 @@ BAD = [
     ),
     ("messages", {"messages": [{"role": "user", "content": "x" * MAX_MODEL_LEN}]}),
     ("max_tokens", {"max_tokens": 10**6}),
-    ("tools", {"tools": [{"type": "function"}]}),
+    ("tools[0].function", {"tools": [{"type": "function"}]}),
     ("logprobs", {"logprobs": 1}),
     ("logprobs", {"logprobs": True, "top_logprobs": 21}),
     ("top_logprobs", {"top_logprobs": 2}),
