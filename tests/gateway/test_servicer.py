@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.json_format import ParseDict
 
 from pagewire.kit.errors import from_rpc_error
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL, NUM_CACHED_TOKENS
-from tests.fakes.fake_tokenizer import BOS, EOS, VOCAB_SIZE, encode
-from tests.gateway.conftest import Gateway, GatewayFactory
+from tests.fakes.fake_tokenizer import BOS, EOS, VOCAB_SIZE, decode, encode
+from tests.gateway.conftest import Gateway
 
 CLIENT_GONE = common_pb2.ABORT_REASON_CLIENT_GONE
 
@@ -98,8 +100,12 @@ async def test_chat_renders_the_conversation(gateway: Gateway) -> None:
         ),
         (generate(request_id="x" * 200), grpc.StatusCode.INVALID_ARGUMENT),
         (
-            generate(response=inference_pb2.ResponseOptions(logprobs=1)),
-            grpc.StatusCode.UNIMPLEMENTED,
+            generate(response=inference_pb2.ResponseOptions(logprobs=21)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            generate(sampling=inference_pb2.SamplingOptions(logit_bias={VOCAB_SIZE: 1.0})),
+            grpc.StatusCode.INVALID_ARGUMENT,
         ),
     ],
 )
@@ -134,6 +140,119 @@ async def test_a_clients_deadline_reaches_the_engine_and_ends_the_request(
     await gateway.scheduler.until(lambda: gateway.scheduler.aborts)
 
 
+async def test_every_sampling_field_reaches_the_engine(gateway: Gateway) -> None:
+    sampling = inference_pb2.SamplingOptions(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        repetition_penalty=1.1,
+        seed=5,
+        logit_bias={ord("a"): 2.5},
+        bad_words=["no"],
+        allowed_token_ids=[ord("a"), ord("b")],
+    )
+    stopping = inference_pb2.StoppingOptions(max_tokens=4, min_tokens=2, stop_token_ids=[9])
+    response = inference_pb2.ResponseOptions(logprobs=2, prompt_logprobs=1)
+    request = generate(sampling=sampling, stopping=stopping, response=response)
+    request.truncate_prompt_tokens = 2
+    request.add_special_tokens = False
+    assert [event async for event in gateway.grpc.Generate(request)]
+    (add,) = gateway.scheduler.adds
+    params = add.sampling_params
+    assert decode(add.prompt_token_ids) == "bc"
+    for name in ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "seed"):
+        assert getattr(params, name) == getattr(sampling, name)
+    assert (list(params.logit_bias_token_ids), list(params.logit_bias_values)) == ([97], [2.5])
+    assert list(params.allowed_token_ids) == [97, 98]
+    assert bytes(params.bad_word_token_ids) == b"no no"
+    assert (params.logprobs, params.prompt_logprobs, params.min_tokens) == (2, 1, 2)
+
+
+async def test_logprobs_come_with_ids_and_bytes(gateway: Gateway) -> None:
+    response = inference_pb2.ResponseOptions(logprobs=2, prompt_logprobs=0)
+    events = [e async for e in gateway.grpc.Generate(generate("aé", 3, response=response))]
+    deltas = [event.delta for event in events if event.WhichOneof("event") == "delta"]
+    rows = inference_pb2.TokenLogprobs()
+    for delta in deltas:
+        rows.MergeFrom(delta.logprobs)
+    assert bytes(rows.token_ids) == b"".join(rows.token_bytes) == "aé".encode()[::-1]
+    assert list(rows.ranks) == [1, 1, 1] and list(rows.top_counts) == [2, 2, 2]
+    assert list(rows.top_token_ids[:2]) == [rows.token_ids[0], rows.token_ids[0] + 1]
+    assert rows.logprobs[0] == -0.5
+    prompt = deltas[0].prompt_logprobs
+    assert bytes(prompt.token_ids) == "aé".encode()
+    assert not any(delta.HasField("prompt_logprobs") for delta in deltas[1:])
+
+
+async def test_a_conversation_has_parts_calls_tools_and_arguments(gateway: Gateway) -> None:
+    part = inference_pb2.ContentPart
+    call = inference_pb2.ToolCall(id="c1", name="f", arguments_json="{}")
+    messages = [
+        inference_pb2.ChatMessage(role="user", parts=[part(text="a"), part(text="b")]),
+        inference_pb2.ChatMessage(role="assistant", reasoning="hm", tool_calls=[call]),
+        inference_pb2.ChatMessage(role="tool", content="r", tool_call_id="c1"),
+    ]
+    tool = inference_pb2.Tool(name="f", parameters_json='{"type":"object"}')
+    conversation: Any = {"messages": messages, "template_arguments_json": '{"x":1}'}
+    request = inference_pb2.CountTokensRequest(**conversation, tools=[tool])
+    count = await gateway.grpc.CountTokens(request)
+    seen = gateway.tokenizer.requests[-1]
+    assert [each.role for each in seen.messages] == ["user", "assistant", "tool"]
+    assert seen.messages[0].content == "a\nb"
+    assert not seen.messages[1].HasField("content")
+    assert seen.messages[1].reasoning_content == "hm"
+    assert json.loads(seen.messages[1].tool_calls_json) == [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    ]
+    assert seen.messages[2].tool_call_id == "c1"
+    function = {"name": "f", "description": "", "parameters": {"type": "object"}}
+    assert json.loads(seen.tools_json) == [{"type": "function", "function": function}]
+    assert seen.template_arguments_json == '{"x":1}'
+    tokens = await gateway.grpc.Tokenize(
+        inference_pb2.TokenizeRequest(**conversation, tools=[tool], return_token_texts=True)
+    )
+    assert count.num_tokens == len(tokens.token_ids) == len(tokens.token_texts)
+    assert count.max_model_len == tokens.max_model_len == MAX_MODEL_LEN
+    assert "".join(tokens.token_texts) == decode(tokens.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": "x", "parts": [{"text": "y"}]}]},
+            "messages[0].parts",
+        ),
+        ({"messages": [{"role": "user", "parts": [{}]}]}, "messages[0].parts[0]"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]},
+            "messages[0].tool_calls[0].name",
+        ),
+        ({"tools": [{}]}, "tools[0].name"),
+        ({"tools": [{"name": "f", "parameters_json": "[]"}]}, "tools[0].parameters_json"),
+        ({"tools": [{"name": "f", "parameters_json": "{"}]}, "tools[0].parameters_json"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_what_is_no_conversation_is_refused_by_name(
+    gateway: Gateway, fields: dict[str, Any], field: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}]} | fields
+    error = from_rpc_error(
+        await refusal(gateway.grpc.Chat(ParseDict(body, inference_pb2.ChatRequest())))
+    )
+    assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    assert gateway.scheduler.adds == []
+
+
 async def test_models_and_tokens_can_be_asked_for(gateway: Gateway) -> None:
     models = (await gateway.grpc.ListModels(inference_pb2.ListModelsRequest())).models
     assert [(model.id, model.max_model_len) for model in models] == [(MODEL, MAX_MODEL_LEN)]
@@ -155,15 +274,6 @@ async def test_embed_is_unimplemented(gateway: Gateway) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await gateway.grpc.Embed(inference_pb2.EmbedRequest())
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_with_keys_a_call_needs_one(run_gateway: GatewayFactory) -> None:
-    async with run_gateway(api_key=("k1",)) as gateway:
-        error = await refusal(gateway.grpc.Generate(generate()))
-        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-        metadata = (("authorization", "Bearer k1"),)
-        events = [e async for e in gateway.grpc.Generate(generate(), metadata=metadata)]
-        assert events[-1].HasField("usage")
 
 
 async def test_a_form_of_the_output_reaches_the_engine(gateway: Gateway) -> None:
