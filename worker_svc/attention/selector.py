@@ -67,7 +67,9 @@ def make_attention_backend(
     choice = choose_attention_backend(config, spec, dtype, device)
     log.info("attention_backend", backend=choice.name, reason=choice.reason)
     if choice.name == "torch":
-        return choice.name, TorchAttentionBackend(spec, dtype, device)
+        invariant = config.model.batch_invariant
+        backend = TorchAttentionBackend(spec, dtype, device, batch_invariant=invariant)
+        return choice.name, backend
     from worker_svc.attention.xformers_backend import XformersAttentionBackend, XformersSettings
     from worker_svc.attention.xformers_operators import XformersOperators
 

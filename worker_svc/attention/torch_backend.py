@@ -11,7 +11,7 @@ a NaN that a failed request left in the cache reaches nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from worker_svc.attention.base import AttentionMetadata, AttentionSpec, DecodeTensors
 from worker_svc.attention.decode_steps import DecodeSteps
+from worker_svc.attention.products import invariant_bmm
 
 TILE_TOKENS = 128
 """Keys of one tile: few enough for a GEMM over them not to be split in parts."""
@@ -27,6 +28,8 @@ TILE_PADDING = 64
 MIN_GEMM_ROWS = 4
 """Below this many rows BLAS takes other kernels, which add in another order."""
 CPU = torch.device("cpu")
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of two batches of matrices."""
 _LOWEST = -1e30
 """Starts the running maximum: finite, so that a tile which is masked as a whole gives exp(-inf)."""
 
@@ -49,9 +52,19 @@ class TorchAttentionBackend:
     can_capture = False
     """The shapes of a step follow from its lengths."""
 
-    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         self._spec = spec
         self._dtype = dtype
+        # Among several threads; one alone takes each matrix whole.
+        is_divided = torch.get_num_threads() > 1
+        self._product = invariant_bmm if batch_invariant and is_divided else torch.bmm
         self._device = device
         self._block_size = 0
         self._keys: list[torch.Tensor] = []
@@ -80,7 +93,14 @@ class TorchAttentionBackend:
     def begin_step(self, metadata: AttentionMetadata) -> TorchStepAttention:
         if not self._keys:
             raise RuntimeError("the KV cache is not allocated: call allocate_kv_cache first")
-        return TorchStepAttention(self._spec, self._block_size, self._keys, self._values, metadata)
+        return TorchStepAttention(
+            self._spec,
+            self._block_size,
+            self._keys,
+            self._values,
+            metadata,
+            self._product,
+        )
 
     def prepare_decode(self, tensors: DecodeTensors) -> DecodeSteps:
         return DecodeSteps(self, tensors)
@@ -96,8 +116,10 @@ class TorchStepAttention:
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
         metadata: AttentionMetadata,
+        product: Product,
     ) -> None:
         self._spec = spec
+        self._product = product
         self._block_size = block_size
         self._keys = keys
         self._values = values
@@ -161,7 +183,7 @@ class TorchStepAttention:
 
     def _scores(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Scaled and capped, [batch, rows, width] of [batch, rows, d] and [batch, width, d]."""
-        scores = torch.bmm(queries, keys.transpose(1, 2)) * self._spec.scale
+        scores = self._product(queries, keys.transpose(1, 2)) * self._spec.scale
         softcap = self._spec.softcap
         return scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
 
@@ -169,7 +191,7 @@ class TorchStepAttention:
         """Rows of one query each: [num_rows, num_heads, head_dim] in and out."""
         spec = self._spec
         queries = _pad_rows(query.view(-1, spec.group_size, spec.head_dim).float())
-        state = _OnlineSoftmax(queries)
+        state = _OnlineSoftmax(queries, self._product)
         window = spec.sliding_windows[layer]
         seq_lens = torch.tensor(self._seq_lens[: self._num_single], device=self._device)
         positions = seq_lens[:, None, None] - 1
@@ -198,7 +220,7 @@ class TorchStepAttention:
         queries = query.view(num_tokens, spec.num_kv_heads, group, spec.head_dim).transpose(0, 1)
         queries = _pad_rows(queries.flatten(1, 2).float())
         num_rows = queries.shape[1]
-        state = _OnlineSoftmax(queries)
+        state = _OnlineSoftmax(queries, self._product)
         window = spec.sliding_windows[layer]
         rows = torch.arange(num_rows, device=self._device)
         positions = first_position + rows[:, None] // group  # [num_rows, 1]
@@ -228,7 +250,8 @@ class TorchStepAttention:
 class _OnlineSoftmax:
     """Softmax-weighted sum of values, tile by tile, for queries [batch, rows, head_dim]."""
 
-    def __init__(self, queries: torch.Tensor) -> None:
+    def __init__(self, queries: torch.Tensor, product: Product) -> None:
+        self._product = product
         self._sums = torch.zeros_like(queries)
         self._maximum = queries.new_full((*queries.shape[:2], 1), _LOWEST)
         self._weights = torch.zeros_like(self._maximum)
@@ -240,7 +263,7 @@ class _OnlineSoftmax:
         weights = scores.sub_(maximum).exp_()
         shrink = (before - maximum).exp_()
         self._weights[part] = self._weights[part] * shrink + weights.sum(-1, keepdim=True)
-        self._sums[part] = self._sums[part] * shrink + torch.bmm(weights, values)
+        self._sums[part] = self._sums[part] * shrink + self._product(weights, values)
         self._maximum[part] = maximum
 
     def result(self) -> torch.Tensor:
