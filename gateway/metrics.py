@@ -52,6 +52,10 @@ class GatewayMetrics:
         self._prompt_tokens.inc(usage.prompt_tokens)
         self._generation_tokens.inc(usage.completion_tokens)
 
+    def http_refused(self, status: int) -> None:
+        """Count an answer to what never reached a route."""
+        self.http_answer("none", status)
+
     def http_answer(self, route: str, status: int) -> None:
         """Count an answer; `route` is one of the routes, never a client's path."""
         self._http_requests.labels(route, str(status)).inc()

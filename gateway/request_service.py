@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from gateway.access.clients import charge
 from gateway.config import RequestLimits, Timeouts
 from gateway.detokenizer import Detokenizer
 from gateway.engine_client import EngineClient, EngineInfo
@@ -24,7 +25,7 @@ from gateway.generation import (
 )
 from gateway.live_generation import Generation
 from gateway.live_request import EngineRequest, LiveRequest
-from gateway.message_plan import NUM_TAIL_TOKENS, MessagePlanner, MessageReader
+from gateway.message_service import MessageService
 from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
 from gateway.prompts import prompt_texts, tokenize_bad_words, tokenize_prompts
@@ -76,7 +77,7 @@ class RequestService:
         limits: RequestLimits,
         timeouts: Timeouts,
         metrics: GatewayMetrics,
-        messages: MessagePlanner,
+        messages: MessageService,
     ) -> None:
         self.engines = backends.engines
         self.readiness = backends.readiness
@@ -123,7 +124,7 @@ class RequestService:
                 async with generation.deadline():
                     rows = await tokenize_prompts(self.tokenizer, request, limit)
                     params = await tokenize_bad_words(self.tokenizer, params, info.vocab_size)
-                    generation.messages = await self._message_reader(request, rows)
+                    await self._messages.attach(generation, request, rows)
                     params = generation.messages.form_behind_reasoning(params)
                     if request.echo:
                         texts = await prompt_texts(self.tokenizer, request, rows)
@@ -163,15 +164,6 @@ class RequestService:
         tokenizer = self.tokenizer.info
         return self.engines.choose(model, tokenizer.fingerprint if tokenizer else "")
 
-    async def _message_reader(
-        self, request: GenerationRequest, rows: Sequence[Sequence[int]]
-    ) -> MessageReader:
-        tail = ""
-        if request.message is not None and self._messages.reads_reasoning:
-            (tail,) = await self.tokenizer.decode([rows[0][-NUM_TAIL_TOKENS:]], False)
-        info = self.tokenizer.info
-        return self._messages.reader(request, info.tool_call_format if info else "", tail)
-
     @contextmanager
     def _counted(self, generation: Generation, num_outputs: int) -> Iterator[None]:
         """Hold room for the outputs; without room, refuse."""
@@ -189,7 +181,9 @@ class RequestService:
         finally:
             self._generations.discard(generation)
             self._count(-num_outputs)
-            self._metrics.ended(generation.usage)
+            usage = generation.usage
+            self._metrics.ended(usage)
+            charge(usage.prompt_tokens, usage.completion_tokens)
 
     def _count(self, num_outputs: int) -> None:
         self._num_live += num_outputs

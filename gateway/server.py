@@ -10,13 +10,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from gateway.access.clients import Clients
+from gateway.access.interceptor import AccessInterceptor
+from gateway.access.metrics import ClientMetrics
 from gateway.config import GatewayConfig
 from gateway.detokenizer import Detokenizer
 from gateway.engine_client import EngineSettings
 from gateway.engine_pool import EnginePool
 from gateway.engine_stream import GatewayIdentity
 from gateway.http.app import HttpSettings, build_app
+from gateway.http.protocol import ConnectionLimits
+from gateway.http.scope import guarded
 from gateway.http.server import HttpServer
+from gateway.message_service import MessageService
 from gateway.metrics import GatewayMetrics
 from gateway.readiness import Readiness
 from gateway.request_service import Backends, RequestService
@@ -47,14 +53,22 @@ class GatewayServer:
         metrics = GatewayMetrics(registry)
         self.readiness = Readiness()
         self._backends = self._build_backends()
-        self.service = RequestService(self._backends, config.limits, config.timeouts, metrics)
+        self.service = RequestService(
+            self._backends,
+            config.limits,
+            config.timeouts,
+            metrics,
+            MessageService(config.messages, self._backends.tokenizer),
+        )
         tokens = TokenService(
             self._backends.engines,
             self._backends.tokenizer,
             self.readiness,
             config.limits.max_prompt_bytes,
         )
-        servicer = InferenceServicer(self.service, tokens, config.api_key)
+        servicer = InferenceServicer(self.service, tokens)
+        access = config.access
+        clients = Clients(access.keys(), access.limits(), ClientMetrics(registry))
         self.grpc_server = ServiceServer(
             config.server_config(),
             SERVICE_NAME,
@@ -63,13 +77,23 @@ class GatewayServer:
                     servicer, server
                 )
             ],
+            interceptors=[AccessInterceptor(clients)],
             registry=registry,
         )
         timeout_s = config.timeouts.body_timeout_s
-        settings = HttpSettings(config.limits, timeout_s, config.api_key)
-        app = build_app(self.service, tokens, metrics, settings)
+        settings = HttpSettings(config.limits, timeout_s)
+        routes = build_app(self.service, tokens, metrics, settings)
         self.http_server = HttpServer(
-            app, config.host, config.http_port, config.limits.max_connections
+            guarded(routes, clients, config.cors, metrics),
+            config.host,
+            config.http_port,
+            ConnectionLimits(
+                config.limits.max_connections,
+                config.limits.max_header_bytes,
+                config.timeouts.header_timeout_s,
+                config.timeouts.send_timeout_s,
+            ),
+            on_refused=metrics.http_refused,
         )
 
     async def start(self) -> None:

@@ -7,12 +7,10 @@ handler, and with it the generation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import grpc
 
-from gateway.auth import check_bearer
 from gateway.convert import requests
 from gateway.convert.batch import WholeOutputs, batch_request
 from gateway.convert.events import ChatEvents, Events, GenerateEvents, Response
@@ -28,27 +26,21 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Thin: `RequestService` and `TokenService` behind it do the work."""
 
-    def __init__(
-        self, service: RequestService, tokens: TokenService, api_keys: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, service: RequestService, tokens: TokenService) -> None:
         self._service = service
         self._tokens = tokens
-        self._api_keys = api_keys
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> None:  # type: ignore[override]
-        self._check(context)
         plan = requests.generate_request(request, context.time_remaining())
         await self._stream(plan, GenerateEvents(request.response.return_token_ids), context)
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> None:  # type: ignore[override]
-        self._check(context)
         plan = requests.chat_request(request, context.time_remaining())
         await self._stream(plan, ChatEvents(request.response.return_token_ids), context)
 
     async def GenerateBatch(  # type: ignore[override]
         self, request: inference_pb2.GenerateBatchRequest, context: Context
     ) -> None:
-        self._check(context)
         plan = batch_request(request, context.time_remaining())
         async with self._service.generate(plan) as generation:
             whole = WholeOutputs(generation, plan.n, request.response.return_token_ids)
@@ -65,7 +57,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def CountTokens(
         self, request: inference_pb2.CountTokensRequest, context: Context
     ) -> inference_pb2.CountTokensResponse:
-        self._check(context)
         prompt, special = requests.prompt_to_tokenize(request)
         tokenized = await self._tokens.tokenize(request.model, prompt, special)
         return inference_pb2.CountTokensResponse(
@@ -75,7 +66,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        self._check(context)
         prompt, special = requests.prompt_to_tokenize(request)
         tokenized = await self._tokens.tokenize(request.model, prompt, special)
         ids = tokenized.token_ids
@@ -88,7 +78,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: inference_pb2.InferenceServiceDetokenizeRequest, context: Context
     ) -> inference_pb2.InferenceServiceDetokenizeResponse:
-        self._check(context)
         text = await self._tokens.detokenize(
             request.model, request.token_ids, request.skip_special_tokens, "token_ids"
         )
@@ -97,7 +86,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        self._check(context)
         return requests.models_response(self._service.engines.models)
 
     async def _stream(self, request: GenerationRequest, events: Events, context: Context) -> None:
@@ -112,8 +100,3 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 for event in events.outputs(outputs):
                     await write(event)
             await write(events.usage(generation.usage))
-
-    def _check(self, context: Context) -> None:
-        metadata: Any = context.invocation_metadata() or ()
-        given = next((value for key, value in metadata if key == "authorization"), None)
-        check_bearer(given if isinstance(given, str) else None, self._api_keys)

@@ -1,33 +1,39 @@
-"""What surrounds every HTTP request: ids, authentication, error answers, metrics, a log line."""
+"""What surrounds every HTTP request: ids, metrics, a log line; within, CORS and the guard."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.auth import check_bearer
-from gateway.http.errors import ClientGoneError, error_response, to_pagewire_error
+from gateway.access.clients import Clients
+from gateway.config import CorsConfig
+from gateway.http.cors import Cors
+from gateway.http.errors import ClientGoneError
+from gateway.http.guard import Guard
 from gateway.metrics import GatewayMetrics
 from pagewire.kit import context
 from pagewire.kit.logs import get_logger
 
 log = get_logger("gateway.http")
 
-_PROTECTED_PREFIX = "/v1/"
 _CLIENT_GONE_STATUS = 499
 _UNLOGGED_ROUTES = frozenset({"/health", "/ping", "/metrics"})
 
 
-class HttpScope:
-    """The outermost ASGI application. An exception that gets here becomes an error answer."""
+def guarded(
+    routes: ASGIApp, clients: Clients, cors: CorsConfig, metrics: GatewayMetrics
+) -> ASGIApp:
+    """Return the whole application around the routes, outermost first: ids, CORS, the guard."""
+    return HttpScope(Cors(Guard(routes, clients), cors), metrics)
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, api_keys: Sequence[str]) -> None:
+
+class HttpScope:
+    """The outermost ASGI application: every answer has an id, is counted and logged."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
-        self._api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -38,27 +44,11 @@ class HttpScope:
         started_s = time.monotonic()
         with context.bind(**ids):
             try:
-                await self._run(scope, receive, answer)
+                await self._app(scope, receive, answer.send)
             except ClientGoneError:
                 answer.status = _CLIENT_GONE_STATUS
             finally:
                 self._note_end(scope, answer.status, time.monotonic() - started_s)
-
-    async def _run(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        # The router raises its own 404 and 405 only for an application around it.
-        scope["app"] = self
-        try:
-            if scope["path"].startswith(_PROTECTED_PREFIX):
-                check_bearer(Request(scope).headers.get("authorization"), self._api_keys)
-            await self._app(scope, receive, answer.send)
-        except ClientGoneError:
-            raise
-        except Exception as exc:
-            if answer.status:
-                # Too late for an answer: a broken connection tells the client.
-                raise to_pagewire_error(exc) from exc
-            what = f"{scope['method']} {scope['path']}"
-            await error_response(exc, what)(scope, receive, answer.send)
 
     def _note_end(self, scope: Scope, status: int, duration_s: float) -> None:
         route = scope.get("route")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.http.protocol import BoundedProtocol, ConnectionLimits
 from pagewire.kit.errors import FailedPreconditionError, InternalError
 
 _BACKLOG = 2048
@@ -26,20 +29,38 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves the application on one address. `start`, then `stop`."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, max_connections: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        limits: ConnectionLimits,
+        *,
+        on_refused: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Prepare the server.
+
+        Args:
+            app: The ASGI application.
+            host: Address to bind to.
+            port: 0: any free one.
+            limits: Of connections.
+            on_refused: Called with the status of an answer that the application did not make.
+        """
         self._host = host
         self._port = port
+        self._send_timeout_s = limits.send_timeout_s
+        protocol = partial(BoundedProtocol, limits=limits, on_refused=on_refused)
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=cast(type[BoundedProtocol], protocol),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=max_connections,  # a 503 beyond it
                 timeout_graceful_shutdown=_MAX_CLOSE_S,
             )
         )
@@ -71,10 +92,18 @@ class HttpServer:
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            return socket.create_server((self._host, self._port), family=family, backlog=_BACKLOG)
+            listener = socket.create_server(
+                (self._host, self._port), family=family, backlog=_BACKLOG
+            )
         except OSError as exc:
             raise FailedPreconditionError(
                 f"cannot listen on {self._host}:{self._port} for HTTP:"
                 f" {exc.strerror or 'no such address'}; change --http-port or --host",
                 reason="ADDRESS_IN_USE",
             ) from exc
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Connections inherit it. A client that reads nothing would else keep a connection, and
+            # what waits on it, for good, even after it was closed here.
+            timeout_ms = round(self._send_timeout_s * 1000)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        return listener

@@ -1,0 +1,47 @@
+"""What is counted about clients, by the names of their keys; never by the keys."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class ClientMetrics:
+    """Metrics by client; their labels are bounded by the number of keys."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._admitted = Counter(
+            "pagewire_client_requests", "Requests admitted, by client.", ["client"],
+            registry=registry,
+        )  # fmt: skip
+        self._running = Gauge(
+            "pagewire_client_requests_running", "Requests that run now, by client.", ["client"],
+            registry=registry,
+        )  # fmt: skip
+        self._refused = Counter(
+            "pagewire_client_refusals", "Requests over a limit of their client, by limit.",
+            ["client", "reason"], registry=registry,
+        )  # fmt: skip
+        self._tokens = Counter(
+            "pagewire_client_tokens", "Tokens of ended requests, by client.", ["client", "kind"],
+            registry=registry,
+        )  # fmt: skip
+        self._unauthenticated = Counter(
+            "pagewire_unauthenticated", "Requests without a valid API key.", registry=registry
+        )
+
+    def started(self, client: str) -> None:
+        self._admitted.labels(client).inc()
+        self._running.labels(client).inc()
+
+    def ended(self, client: str) -> None:
+        self._running.labels(client).dec()
+
+    def refused(self, client: str, reason: str) -> None:
+        self._refused.labels(client, reason).inc()
+
+    def used(self, client: str, prompt_tokens: int, generation_tokens: int) -> None:
+        self._tokens.labels(client, "prompt").inc(prompt_tokens)
+        self._tokens.labels(client, "generation").inc(generation_tokens)
+
+    def unauthenticated(self) -> None:
+        self._unauthenticated.inc()

@@ -1,0 +1,116 @@
+"""Clients: by their headers, within their limits, in their figures."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gateway.access.client_limits import ClientLimits
+from gateway.access.clients import ANONYMOUS, Clients, charge
+from gateway.access.keys import KeyRing, parse_keys
+from gateway.access.metrics import ClientMetrics
+from pagewire.kit.errors import QueueFullError, UnauthenticatedError
+
+
+class Bench:
+    """Clients with a clock that stands still."""
+
+    def __init__(self, keys: list[str] | None = None, **limits: int) -> None:
+        self.now_s = 0.0
+        self.registry = CollectorRegistry()
+        ring = KeyRing(parse_keys(keys or []))
+        metrics = ClientMetrics(self.registry)
+        self.clients = Clients(ring, ClientLimits(**limits), metrics, lambda: self.now_s)
+
+    def figures(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key"),
+    [("Bearer s1", None), ("bearer  s1 ", None), ("BEARER s1", "wrong"), (None, "s1")],
+)
+def test_a_key_comes_as_a_bearer_token_or_in_its_own_header(
+    authorization: str | None, api_key: str | None
+) -> None:
+    assert Bench(["a=s1"]).clients.identify(authorization, api_key).name == "a"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key"),
+    [(None, None), ("", None), ("s1", None), ("Basic s1", "s1"), ("Bearer s2", "s1"), (None, "s")],
+)
+def test_without_a_key_nobody_is_known(authorization: str | None, api_key: str | None) -> None:
+    bench = Bench(["a=s1"])
+    with pytest.raises(UnauthenticatedError):
+        bench.clients.identify(authorization, api_key)
+    assert "pagewire_unauthenticated_total 1.0" in bench.figures()
+
+
+def test_without_keys_everybody_is_one_client() -> None:
+    clients = Bench().clients
+    assert clients.identify(None) is clients.identify("Bearer x")
+    assert clients.identify(None).name == ANONYMOUS
+
+
+def test_requests_over_the_rate_are_refused_and_say_when_to_come_again() -> None:
+    bench = Bench(["a=s1", "b=s2"], requests_per_minute=2)
+    client = bench.clients.identify("Bearer s1")
+    for _ in range(2):
+        with client.running():
+            pass
+    with pytest.raises(QueueFullError) as caught, client.running():
+        pass
+    assert caught.value.reason == "REQUEST_RATE_LIMIT"
+    assert caught.value.retry_after_s == pytest.approx(30.0)
+    with bench.clients.identify("Bearer s2").running():
+        pass
+    bench.now_s = 30.0
+    with client.running():
+        pass
+    assert 'pagewire_client_refusals_total{client="a",reason="REQUEST_RATE_LIMIT"} 1.0' in (
+        bench.figures()
+    )
+
+
+def test_places_are_given_back_however_a_request_ends() -> None:
+    bench = Bench(concurrent_requests=1)
+    client = bench.clients.identify(None)
+    with contextlib.suppress(KeyError), client.running():
+        with pytest.raises(QueueFullError) as caught, client.running():
+            pass
+        assert caught.value.reason == "CONCURRENCY_LIMIT"
+        raise KeyError
+    with client.running():
+        assert 'pagewire_client_requests_running{client="anonymous"} 1.0' in bench.figures()
+
+
+def test_tokens_are_charged_to_the_client_at_hand_and_its_next_request_waits() -> None:
+    bench = Bench(["a=s1"], tokens_per_minute=60)
+    client = bench.clients.identify("Bearer s1")
+    with client.running():
+        charge(50, 20)
+    charge(1000, 1000)  # outside of a request: nobody's
+    with pytest.raises(QueueFullError) as caught, client.running():
+        pass
+    assert caught.value.reason == "TOKEN_RATE_LIMIT"
+    assert caught.value.retry_after_s == pytest.approx(11.0)
+    bench.now_s = 11.0
+    with client.running():
+        pass
+    figures = bench.figures()
+    assert 'pagewire_client_tokens_total{client="a",kind="prompt"} 50.0' in figures
+    assert 'pagewire_client_tokens_total{client="a",kind="generation"} 20.0' in figures
+
+
+def test_a_refused_request_uses_up_nothing() -> None:
+    bench = Bench(concurrent_requests=1, requests_per_minute=2)
+    client = bench.clients.identify(None)
+    with client.running():
+        for _ in range(5):
+            with pytest.raises(QueueFullError), client.running():
+                pass
+    with client.running():
+        pass
