@@ -175,3 +175,5 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None
+    """Those of `completion_tokens` that are reasoning; None: not told apart."""

@@ -15,6 +15,7 @@ from gateway.live_request import LiveRequest
 from gateway.message_plan import MessageReader
 from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
+from gateway.reasoning.token_counter import ReasoningTokenCounter
 from pagewire.kit.errors import DeadlineExceededError, PagewireError
 
 
@@ -40,6 +41,8 @@ class Generation:
         """Where the request asks for `echo`: the text of each prompt."""
         self.messages = MessageReader()
         """How outputs are read as messages; one that is asked for nothing shows all as content."""
+        self.reasoning_tokens: ReasoningTokenCounter | None = None
+        """Where reasoning is told apart by tokens; counts what `outputs` has given."""
         self.abort_reason = AbortReason.CLIENT_GONE
         self.collector = collector
         self.requests: list[LiveRequest] = []
@@ -59,6 +62,7 @@ class Generation:
             if self._prompt_only
             else sum(each.num_delivered_tokens for each in self.requests),
             cached_tokens=sum(each.num_cached_tokens or 0 for each in firsts),
+            reasoning_tokens=self.reasoning_tokens.num_tokens if self.reasoning_tokens else None,
         )
 
     def enter(self, requests: list[LiveRequest], num_outputs_per_prompt: int) -> None:
@@ -91,6 +95,8 @@ class Generation:
                 self._metrics.time_to_first_token.observe(time.monotonic() - self._started_s)
                 is_first = False
             for output in outputs:
+                if self.reasoning_tokens is not None:
+                    self.reasoning_tokens.push(output.index, output.token_ids)
                 if output.finished is not None:
                     num_unfinished -= 1
                     self._metrics.finished(output.finished.reason)

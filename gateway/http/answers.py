@@ -93,11 +93,15 @@ def object_head(generation: Generation, id_prefix: str, kind: str) -> dict[str, 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """Return OpenAI's usage object."""
+    details = {}
+    if usage.reasoning_tokens is not None:
+        details["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        **details,
     }
 
 

@@ -107,6 +107,11 @@ async def test_a_form_begins_at_once_where_the_prompt_closes_the_reasoning(qwen:
     assert (form.json_object, form.reasoning_end) == (True, "")
 
 
+async def test_tags_of_several_tokens_give_no_count_of_reasoning_tokens(qwen: Gateway) -> None:
+    usage = (await qwen.http.post(PATH, json=chat())).json()["usage"]
+    assert "completion_tokens_details" not in usage
+
+
 async def test_without_a_parser_all_is_content(gateway: Gateway) -> None:
     gateway.scheduler.script = SCRIPT
     message = (await post(gateway))["message"]

@@ -12,6 +12,7 @@ from pagewire.cli.ready import parse_ready_line, ready_line
 from pagewire.cli.stack import (
     Addresses,
     GatewayOptions,
+    MessageOptions,
     ServeConfig,
     StackConfig,
     TokenizerOptions,
@@ -101,15 +102,35 @@ def test_metrics_ports_follow_one_another():
 
 def test_the_gateways_settings_are_those_of_the_gateway():
     own = {s.flag: (s.default, s.help) for s in settings_of(GatewayConfig)}
-    assert {s.flag: (s.default, s.help) for s in settings_of(GatewayOptions)}.items() <= own.items()
+    for options in (GatewayOptions, MessageOptions):
+        assert {s.flag: (s.default, s.help) for s in settings_of(options)}.items() <= own.items()
 
 
-def test_every_setting_of_the_gateway_is_given_or_left_out_on_purpose():
+def test_every_setting_of_the_gateway_is_given():
     serve = {setting.flag for setting in settings_of(ServeConfig)}
     plans = plan()["gateway"], plan("--grpc-transport=uds")["gateway"]
     planned = {flag.partition("=")[0] for flags in plans for flag in flags}
-    left_out = {"--gateway-id", "--tokenizer-timeout", "--connect-timeout", "--body-timeout"}
-    assert {s.flag for s in settings_of(GatewayConfig)} - serve - planned == left_out
+    assert {s.flag for s in settings_of(GatewayConfig)} - serve - planned == set()
+
+
+def test_limits_and_access_reach_the_gateway():
+    flags = [
+        "--max-requests-per-minute=60", "--max-concurrent-requests=4", "--max-header-bytes=4096",
+        '--allowed-origins=["https://a.example", "https://b.example"]', "--allow-credentials",
+        "--api-key-file=/etc/keys", "--tokenizer-timeout=7", "--gateway-id=g1",
+    ]  # fmt: skip
+    gateway = load_config(GatewayConfig, prog="x", argv=plan(*flags)["gateway"], env={})
+    assert gateway.access.max_requests_per_minute == 60
+    assert gateway.access.max_concurrent_requests == 4
+    assert gateway.access.api_key_file == Path("/etc/keys")
+    assert gateway.cors.allowed_origins == ("https://a.example", "https://b.example")
+    assert gateway.cors.allow_credentials
+    assert gateway.limits.max_header_bytes == 4096
+    assert (gateway.timeouts.tokenizer_timeout_s, gateway.gateway_id) == (7.0, "g1")
+    none = load_config(
+        GatewayConfig, prog="x", argv=plan("--allowed-origins=")["gateway"], env={}
+    )
+    assert none.cors.allowed_origins == ()
 
 
 def test_the_settings_of_the_tokenizer_are_its_own_and_reach_it():
@@ -134,6 +155,16 @@ def test_keys_travel_in_the_environment():
     assert plan_environment(config, {})["PAGEWIRE_API_KEY"] == "a,b"
 
 
+def test_the_engine_is_served_to_smg_only_where_it_is_asked_for_and_on_loopback():
+    assert not any("vllm-grpc" in flag for flag in plan()["scheduler"])
+    (flag,) = [
+        flag
+        for flag in plan("--host=0.0.0.0", "--vllm-grpc-port=0")["scheduler"]
+        if "vllm-grpc" in flag
+    ]
+    assert flag.startswith("--vllm-grpc-listen=127.0.0.1:")
+
+
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1"):
         choose_addresses(StackConfig(host="192.0.2.1", http_port=0), RUNTIME_DIR)
@@ -144,6 +175,7 @@ def test_an_address_of_another_machine_is_refused():
     [
         (["--http-port=70000"], "--http-port 70000: must be between 0 and 65535"),
         (["--http-port=9", "--grpc-port=9"], "--grpc-port 9: must differ from the HTTP port"),
+        (["--http-port=9", "--vllm-grpc-port=9"], "--vllm-grpc-port 9: must be a port of its own"),
         (["--block-size=0"], "--block-size 0: must be between 1 and 1024"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ],
