@@ -97,6 +97,7 @@ class TokenizerClient:
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
             chat_template=prompt.chat_template,
+            add_special_tokens=prompt.add_special_tokens,
         )
         answer = await self._call(lambda stub, timeout: stub.RenderChat(message, timeout=timeout))
         return answer.token_ids

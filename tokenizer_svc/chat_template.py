@@ -43,6 +43,8 @@ class ChatRequest:
     continue_final_message: bool = False
     chat_template: str | None = None
     """A template in place of the model's own."""
+    add_special_tokens: bool = False
+    """Whether the rendered text gets the tokens that the model wants at the start."""
 
 
 @dataclass(frozen=True, slots=True)

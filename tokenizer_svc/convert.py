@@ -64,6 +64,7 @@ def chat_from_proto(message: tokenizer_pb2.RenderChatRequest) -> ChatRequest:
         add_generation_prompt=flag(message, "add_generation_prompt", not continues),
         continue_final_message=continues,
         chat_template=message.chat_template or None,
+        add_special_tokens=message.add_special_tokens,
     )
 
 

@@ -103,8 +103,8 @@ class TokenizerEngine:
         inline = trusted and request_bytes <= _INLINE_BYTES
         text = await self._do(inline, self.templates.render, request, self.limits.max_prompt_bytes)
         self._check_bytes(text, "messages")
-        # The template has written the special tokens.
-        rows = await self._encode([text], add_special_tokens=False)
+        # Most templates write the special tokens themselves.
+        rows = await self._encode([text], request.add_special_tokens)
         return RenderedChat(text, rows[0])
 
     async def decode(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:

@@ -190,6 +190,7 @@ class RenderChatRequest(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     tools_json: _builtins.str
     """JSON array of tools in OpenAI's form; empty: none."""
     template_arguments_json: _builtins.str
@@ -200,6 +201,8 @@ class RenderChatRequest(_message.Message):
     """Leave the last message open, to be continued."""
     chat_template: _builtins.str
     """A template in place of the model's own."""
+    add_special_tokens: _builtins.bool
+    """Add the tokens that the model wants at the start, before what the template writes."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___TemplateMessage]: ...
     def __init__(
@@ -211,10 +214,11 @@ class RenderChatRequest(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         continue_final_message: _builtins.bool = ...,
         chat_template: _builtins.str = ...,
+        add_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template", b"chat_template", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments_json", b"template_arguments_json", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "add_special_tokens", b"add_special_tokens", "chat_template", b"chat_template", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments_json", b"template_arguments_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
