@@ -9,7 +9,7 @@ PYTHON := $(shell for p in python3.11 python3; do \
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long exactness structured check lint type fmt protos bench clean
+.PHONY: help setup run test test-long test-cuda exactness structured check lint type fmt protos bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -40,6 +40,9 @@ exactness: setup ## long forms of: how a request is computed changes no token
 
 structured: setup ## 300 JSON schemas answered by the embedded model, as a table
 	$(BIN)/pytest tests/e2e/test_structured_outputs.py -k 300_schemas
+
+test-cuda: setup ## tests on a CUDA device: kernels, graphs, memory, models
+	$(BIN)/pytest tests/worker_svc/cuda
 
 check: lint type test ## all that must hold before a change goes in
 

@@ -11,29 +11,27 @@ from typing import Protocol
 
 import torch
 
-from pagewire.sampling_params import SamplingParams
 from worker_svc.attention.base import AttentionBackend
+from worker_svc.dummy_steps import DummyRow, DummyStep, DummySteps
 from worker_svc.grammar_masks import no_masks
-from worker_svc.input_batch import InputBatch, StepInputs
+from worker_svc.input_batch import StepInputs
 from worker_svc.memory_profile import LargestStep, PeakAt, extrapolate
 from worker_svc.peak_memory import peak_bytes
 from worker_svc.request_state import BatchRow
-from worker_svc.sampler.sampler import Sampler
-from worker_svc.step import NewRequest, SchedulerOutput
+from worker_svc.sampler.base import StepSampler
 from worker_svc.step_sampling import sample_rows
 
 _NUM_TOKENS = (8, 16)
 _NUM_ROWS = (8, 16)
 _CONTEXT_TOKENS = 128
 """Tokens before those of a dummy step, so that attention works on tiles of full width."""
-_SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=0)
 
 
 class ProfiledModel(Protocol):
     """What a dummy step needs of a loaded model."""
 
     backend: AttentionBackend
-    sampler: Sampler
+    sampler: StepSampler
     min_rows: int
 
     def forward(self, inputs: StepInputs) -> torch.Tensor: ...
@@ -60,82 +58,65 @@ def activation_bytes(
         max_model_len: Longest sequence.
         samples: Whether it computes logits: not on a pipeline stage before the last.
     """
-    dummy = _DummySteps(model, block_size, max_model_len)
-    num_blocks = -(-(_CONTEXT_TOKENS + max(_NUM_TOKENS)) // block_size)
-    model.backend.allocate_kv_cache(1 + num_blocks, block_size)
+    num_blocks = 1 - (-(_CONTEXT_TOKENS + max(_NUM_TOKENS)) // block_size)
+    steps = DummySteps(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        min_tokens=model.min_rows,
+    )
+    peaks = _Peaks(model, steps, max_model_len)
+    model.backend.allocate_kv_cache(num_blocks, block_size)
     try:
         # What is made at a first use is not a step's.
-        dummy.forward_peak(1)
-        forward = dummy.forward_peak(_NUM_TOKENS[0]), dummy.forward_peak(_NUM_TOKENS[1])
+        peaks.forward(1)
+        forward = peaks.forward(_NUM_TOKENS[0]), peaks.forward(_NUM_TOKENS[1])
         forward_bytes = extrapolate(forward, largest.num_tokens)
         if not samples:
             return forward_bytes
-        dummy.sampling_peak(1)
-        sampling = dummy.sampling_peak(_NUM_ROWS[0]), dummy.sampling_peak(_NUM_ROWS[1])
+        peaks.sampling(1)
+        sampling = peaks.sampling(_NUM_ROWS[0]), peaks.sampling(_NUM_ROWS[1])
         return forward_bytes + extrapolate(sampling, largest.num_logits)
     finally:
         model.backend.free_kv_cache()
 
 
-class _DummySteps:
-    """Steps whose requests share blocks: their numbers mean nothing."""
+class _Peaks:
+    """Peaks of dummy steps."""
 
-    def __init__(self, model: ProfiledModel, block_size: int, max_model_len: int) -> None:
+    def __init__(self, model: ProfiledModel, steps: DummySteps, max_model_len: int) -> None:
         self._model = model
-        self._block_size = block_size
+        self._steps = steps
         self._max_model_len = max_model_len
         self._hidden: torch.Tensor | None = None
 
-    def forward_peak(self, num_tokens: int) -> PeakAt:
+    def forward(self, num_tokens: int) -> PeakAt:
         """Of one request's chunk."""
         num_tokens = min(num_tokens, self._max_model_len)
-        _, _, inputs = self._inputs(num_rows=1, num_tokens=num_tokens)
+        inputs = self._make(num_rows=1, num_tokens=num_tokens).inputs
 
-        def forward() -> torch.Tensor:
+        def run() -> torch.Tensor:
             self._hidden = None
             self._hidden = self._model.forward(inputs)
             return self._hidden
 
-        return PeakAt(num_tokens, peak_bytes(forward))
+        return PeakAt(num_tokens, peak_bytes(run))
 
-    def sampling_peak(self, num_rows: int) -> PeakAt:
+    def sampling(self, num_rows: int) -> PeakAt:
         """Of so many requests' next tokens, upon the hidden states of the last forward pass."""
-        batch, step, inputs = self._inputs(num_rows, num_tokens=1)
+        dummy = self._make(num_rows, num_tokens=1)
         if self._hidden is None:
             raise RuntimeError("a forward pass comes first")
         num_places = max(num_rows, self._model.min_rows)
         hidden = self._hidden[torch.arange(num_places) % len(self._hidden)]
+        return PeakAt(num_rows, peak_bytes(lambda: sample_dummy(self._model, dummy, hidden)))
 
-        def sample() -> object:
-            rows, logits = self._model.logits(inputs, hidden)
-            sampler, table = self._model.sampler, batch.sampling
-            return sample_rows(sampler, table, step, rows, logits, no_masks)
-
-        return PeakAt(num_rows, peak_bytes(sample))
-
-    def _inputs(
-        self, num_rows: int, num_tokens: int
-    ) -> tuple[InputBatch, SchedulerOutput, StepInputs]:
+    def _make(self, num_rows: int, num_tokens: int) -> DummyStep:
         context = min(_CONTEXT_TOKENS, self._max_model_len - num_tokens)
-        num_blocks = -(-(context + num_tokens) // self._block_size)
-        handles = range(num_rows)
-        step = SchedulerOutput(
-            step=1,
-            new_requests=[
-                NewRequest(
-                    handle=handle,
-                    request_id="profile",
-                    prompt_token_ids=[0] * (context + num_tokens),
-                    output_token_ids=[],
-                    sampling=_SAMPLING,
-                    num_computed_tokens=context,
-                    block_ids=range(1, 1 + num_blocks),
-                )
-                for handle in handles
-            ],
-            handles=handles,
-            num_scheduled_tokens=[num_tokens] * num_rows,
-        )
-        batch = InputBatch(self._block_size, self._max_model_len)
-        rows = batch.update(step)
-        return batch, step, batch.make_inputs(rows, min_tokens=self._model.min_rows)
+        return self._steps.make([DummyRow(num_tokens, context)] * num_rows)
+
+
+def sample_dummy(model: ProfiledModel, dummy: DummyStep, hidden: torch.Tensor) -> None:
+    """Logits and tokens of a dummy step's rows, upon `hidden` [num_tokens, hidden_size]."""
+    rows, logits = model.logits(dummy.inputs, hidden)
+    sample_rows(model.sampler, dummy.batch.sampling, dummy.step, rows, logits, no_masks)

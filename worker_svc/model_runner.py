@@ -1,35 +1,30 @@
 """Loads a model and executes steps: request state, input arrays, forward pass, sampling.
 
-Owns the model, the attention backend with its KV cache, the input batch and the sampler. Implements
-`step.Runner`. Knows nothing of gRPC, leases or event loops: the worker calls it on one thread of
-its own, and torch runs there alone.
+Owns the life of a loaded model and the order of a step; the model's side of it is `loaded_model`,
+its device's memory `memory_budget`. Implements `step.Runner`. Knows nothing of gRPC, leases or
+event loops: the worker calls it on one thread of its own, and torch runs there alone.
 """
 
 from __future__ import annotations
 
-import gc
 import time
 
 import torch
+from torch import nn
 
 from pagewire.engine_config import EngineConfig
-from pagewire.model_source import ModelFormat, resolve_model
-from worker_svc.activation_profile import activation_bytes
-from worker_svc.attention.base import AttentionBackend, AttentionMetadata
-from worker_svc.attention.selector import make_attention_backend
-from worker_svc.attention.torch_backend import MIN_GEMM_ROWS
-from worker_svc.cpu_memory import available_kv_bytes
-from worker_svc.dtypes import select_dtype
+from pagewire.kit.logs import get_logger
+from worker_svc.batch_invariance import check_batch_invariance
+from worker_svc.cuda_memory import CudaBudget
+from worker_svc.device import activate, select_device
 from worker_svc.grammar_masks import MaskSource, no_masks
-from worker_svc.input_batch import InputBatch, StepInputs
-from worker_svc.memory_profile import LargestStep
-from worker_svc.models.base import CausalModel
-from worker_svc.models.build import BuiltModel, build_model
+from worker_svc.graphs.choice import GraphBackendFactory, cuda_graph_backend
+from worker_svc.input_batch import InputBatch
+from worker_svc.loaded_model import LoadedModel, load_model
+from worker_svc.memory_budget import CpuBudget, MemoryBudget
 from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.parallel.pipeline_tokens import PipelineTokens
 from worker_svc.prompt_logprobs import gather_prompt_logprobs
-from worker_svc.request_state import BatchRow
-from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import (
     ModelInfo,
     ModelRunnerOutput,
@@ -38,76 +33,122 @@ from worker_svc.step import (
     StepTimings,
 )
 from worker_svc.step_sampling import make_output, sample_rows
-from worker_svc.weights.load import weights_digest
-from worker_svc.weights.source import WeightSource, open_weights
+from worker_svc.weight_storage import move_to_device, move_to_host
+
+log = get_logger("worker_svc.model_runner")
 
 
 class ModelRunner:
-    """The tensor side of a worker on a CPU. `load`, then `allocate_kv_cache`, then steps.
+    """The tensor side of a worker. `load`, then `allocate_kv_cache`, then steps.
 
     With several ranks each has a runner of its own, and all run the same steps.
     """
 
-    def __init__(self, config: EngineConfig, groups: ParallelGroups = ALONE) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        groups: ParallelGroups = ALONE,
+        make_graph_backend: GraphBackendFactory = cuda_graph_backend,
+    ) -> None:
         self._config = config
         self._groups = groups
+        self._make_graph_backend = make_graph_backend
         self._tokens = PipelineTokens(groups) if groups.layout.pp_size > 1 else None
-        self._loaded: _LoadedModel | None = None
-        self._activation_bytes = 0
-        """What a largest step takes; 0: not measured."""
+        self._device: torch.device | None = None
+        self._budget: MemoryBudget | None = None
+        self._loaded: LoadedModel | None = None
+        self._kv_size: tuple[int, int] | None = None
+        """num_blocks and block_size of the KV cache that there is."""
         self._batch: InputBatch | None = None
 
     def load(self, progress: ProgressCallback) -> ModelInfo:
         if self._config.device.num_threads is not None:
             torch.set_num_threads(self._config.device.num_threads)
-        model = resolve_model(self._config.model.model, self._config.load.revision)
-        _check_load_format(self._config.load.load_format, model.format)
-        source = open_weights(model)
-        self._loaded = _LoadedModel.from_source(source, self._config, progress, self._groups)
-        is_sized = self._config.cache.kv_cache_memory_bytes is not None
-        if self._activation_bytes == 0 and not is_sized:
-            progress("profile_memory", 0.0)
-            # The other ranks may still load, or have measured already.
-            with self._groups.rehearsing():
-                self._activation_bytes = activation_bytes(
-                    self._loaded,
-                    LargestStep.of(self._config),
-                    self._config.cache.block_size,
-                    self._loaded.info.max_model_len,
-                    samples=self._groups.layout.is_last_stage,
-                )
+        try:
+            device, budget = self._prepare_device()
+            self._loaded = load_model(
+                self._config,
+                self._groups,
+                device,
+                budget.weight_limit,
+                progress,
+                self._make_graph_backend,
+            )
+            self._check_batch_invariance(self._loaded, progress)
+            budget.measure(self._loaded, progress)
+        except torch.OutOfMemoryError as error:
+            self._loaded = None
+            raise MemoryError("the device has too little memory") from error
         return self._loaded.info
 
+    def _check_batch_invariance(self, loaded: LoadedModel, progress: ProgressCallback) -> None:
+        if not self._config.model.batch_invariant:
+            return
+        progress("check_batch_invariance", 0.0)
+        has_logits = self._groups.layout.is_last_stage
+        try:
+            # The other ranks may still load.
+            with self._groups.rehearsing():
+                check_batch_invariance(loaded, self._config.cache.block_size, has_logits=has_logits)
+        except ValueError:
+            self._loaded = None
+            raise
+
     def kv_bytes_per_block(self, block_size: int) -> int:
-        loaded = self._require_loaded()
-        return loaded.backend.kv_bytes_per_block(block_size)
+        return self._require_loaded().backend.kv_bytes_per_block(block_size)
 
     def available_kv_bytes(self) -> int:
         self._require_loaded()
-        num_ranks = self._groups.num_ranks_here
-        return available_kv_bytes(self._config.cache, self._activation_bytes, num_ranks)
+        return self._require_budget().kv_bytes()
 
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         loaded = self._require_loaded()
-        loaded.backend.allocate_kv_cache(num_blocks, block_size)
+        if self._kv_size != (num_blocks, block_size):
+            self._drop_kv_cache(loaded)
+            self._require_budget().check_kv_cache(
+                num_blocks, loaded.backend.kv_bytes_per_block(block_size)
+            )
+        try:
+            loaded.backend.allocate_kv_cache(num_blocks, block_size)
+            if loaded.graph_backend is not None and loaded.graphs is None:
+                sizes = loaded.graph_sizes(self._config.scheduler.max_num_seqs, block_size)
+                graphs = loaded.make_graphs(sizes)
+                graphs.capture(loaded.backend, _log_progress)
+                loaded.graphs = graphs
+        except torch.OutOfMemoryError as error:
+            self._drop_kv_cache(loaded)
+            raise MemoryError("the device has too little memory") from error
+        self._kv_size = num_blocks, block_size
         self._batch = InputBatch(block_size, loaded.info.max_model_len)
 
     def reset(self) -> None:
-        if self._loaded is not None:
-            self._loaded.backend.free_kv_cache()
+        # Graphs know where the cache is, so its memory stays for the next one of this size.
+        if self._loaded is not None and self._loaded.graphs is None:
+            self._drop_kv_cache(self._loaded)
         self._batch = None
         if self._tokens is not None:
             self._tokens.clear()
 
     def sleep(self, level: int) -> None:
         self.reset()
+        loaded = self._loaded
+        if loaded is not None:
+            self._drop_kv_cache(loaded)
+            if level == 1 and loaded.device.type != "cpu":
+                move_to_host(_as_module(loaded))
         if level == 2:
-            self._loaded = None
-            gc.collect()  # modules may point at each other
+            self._loaded = loaded = None
+        self._require_budget().release()
 
     def wake_weights(self, progress: ProgressCallback) -> ModelInfo:
-        # On a CPU level 1 leaves them where they are.
-        return self.load(progress) if self._loaded is None else self._loaded.info
+        if self._loaded is None:
+            return self.load(progress)
+        try:
+            # On a CPU level 1 leaves them where they are.
+            move_to_device(_as_module(self._loaded), self._loaded.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError("the device has too little memory") from error
+        return self._loaded.info
 
     @torch.inference_mode()
     def execute(
@@ -139,7 +180,7 @@ class ModelRunner:
             clock.forward_done()
             self._tokens.expect([row for row in inputs.rows if row.samples])
             return make_output(scheduler_output.step, rows, {}, clock.timings())
-        gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler.scratch)
+        gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler)
         sampling, logits = loaded.logits(inputs, hidden)
         clock.forward_done()
         sampled = sample_rows(
@@ -149,82 +190,38 @@ class ModelRunner:
             self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())
 
-    def _require_loaded(self) -> _LoadedModel:
+    def _prepare_device(self) -> tuple[torch.device, MemoryBudget]:
+        """The device and its memory; at the first load they are found."""
+        groups = self._groups
+        device = self._device
+        if device is None:
+            name, rank = self._config.device.device, groups.layout.rank
+            device = self._device = select_device(name, rank, groups.num_ranks_here)
+        activate(device)
+        if groups is not ALONE:
+            groups.device = device
+        if self._budget is None:
+            if device.type == "cpu":
+                self._budget = CpuBudget(self._config, groups)
+            else:
+                self._budget = CudaBudget(self._config, groups, device)
+        return device, self._budget
+
+    def _drop_kv_cache(self, loaded: LoadedModel) -> None:
+        loaded.graphs = None
+        loaded.backend.free_kv_cache()
+        self._kv_size = None
+        self._require_budget().release()
+
+    def _require_loaded(self) -> LoadedModel:
         if self._loaded is None:
             raise RuntimeError("no model is loaded: call load first")
         return self._loaded
 
-
-class _LoadedModel:
-    """A model with its weights, and the backend and sampler that go with it."""
-
-    def __init__(
-        self,
-        model: CausalModel,
-        info: ModelInfo,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
-        sampler: Sampler,
-    ) -> None:
-        self.model = model
-        self.info = info
-        self.backend = backend
-        self.sampler = sampler
-        # In float32 the same numbers are promised whatever the batch.
-        self.min_rows = MIN_GEMM_ROWS if dtype == torch.float32 else 1
-
-    @classmethod
-    def from_source(
-        cls,
-        source: WeightSource,
-        config: EngineConfig,
-        progress: ProgressCallback,
-        groups: ParallelGroups,
-    ) -> _LoadedModel:
-        dtype = select_dtype(config.model)
-        built = build_model(source, config.model, dtype, progress, groups)
-        spec = built.model.attention_spec
-        name, backend = make_attention_backend(config, spec, dtype, torch.device("cpu"))
-        info = _model_info(built, source, dtype, name)
-        sampler = Sampler(info.eos_token_ids, config.model.logprobs_mode)
-        return cls(built.model, info, dtype, backend, sampler)
-
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size]; writes the step's keys and values."""
-        attention = self.backend.begin_step(
-            AttentionMetadata(
-                slot_mapping=torch.from_numpy(inputs.slot_mapping),
-                block_tables=torch.from_numpy(inputs.block_tables),
-                seq_lens=inputs.seq_lens,
-                query_start_loc=inputs.query_start_loc,
-                num_single_rows=inputs.num_single_rows,
-            )
-        )
-        return self.model(
-            torch.from_numpy(inputs.token_ids), torch.from_numpy(inputs.positions), attention
-        )
-
-    def logits(
-        self, inputs: StepInputs, hidden: torch.Tensor
-    ) -> tuple[list[BatchRow], torch.Tensor]:
-        """The rows that sample, and logits of their last known token and of each of their drafts.
-
-        Logits are [num_sampling_rows + num_drafts, vocab_size] float32, row after row.
-        """
-        places = [place for place, row in enumerate(inputs.rows) if row.samples]
-        rows = [inputs.rows[place] for place in places]
-        tokens: list[int] = []
-        for place, row in zip(places, rows, strict=True):
-            end = inputs.query_start_loc[place + 1]
-            tokens.extend(range(end - 1 - row.num_drafts, end))
-        return rows, self.compute_logits(hidden[tokens])
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [num_rows, vocab_size] float32; fewer rows than the GEMM needs are filled up."""
-        num_rows = len(hidden)
-        if 0 < num_rows < self.min_rows:
-            hidden = hidden[[*range(num_rows), *[0] * (self.min_rows - num_rows)]]
-        return self.model.compute_logits(hidden)[:num_rows]
+    def _require_budget(self) -> MemoryBudget:
+        if self._budget is None:
+            raise RuntimeError("no model is loaded: call load first")
+        return self._budget
 
 
 class _Clock:
@@ -248,32 +245,13 @@ class _Clock:
         )
 
 
-def _check_load_format(load_format: str, found: ModelFormat) -> None:
-    formats = {"safetensors": ModelFormat.HUGGING_FACE, "gguf": ModelFormat.GGUF}
-    if load_format == "dummy":
-        raise ValueError("load_format dummy is not supported so far: use auto")
-    if formats.get(load_format, found) is not found:
-        raise ValueError(f"load_format is {load_format}, the model is {found.value}: use auto")
+def _as_module(loaded: LoadedModel) -> nn.Module:
+    if not isinstance(loaded.model, nn.Module):
+        raise TypeError("the model is no module")
+    return loaded.model
 
 
-def _model_info(
-    built: BuiltModel, source: WeightSource, dtype: torch.dtype, attention_backend: str
-) -> ModelInfo:
-    shape, attention = built.shape, built.model.attention_spec
-    return ModelInfo(
-        architecture=shape.architecture,
-        vocab_size=shape.vocab_size,
-        max_model_len=built.max_model_len,
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=attention.head_dim,
-        hidden_size=shape.hidden_size,
-        dtype=str(dtype).removeprefix("torch."),
-        attention_backend=attention_backend,
-        eos_token_ids=shape.eos_token_ids,
-        bos_token_id=shape.bos_token_id,
-        # Weights that layers share count once.
-        weight_bytes=sum(parameter.nbytes for parameter in built.model.parameters()),
-        weights_digest=weights_digest(source, built.form),
-        default_sampling=source.default_sampling,
-    )
+def _log_progress(stage: str, fraction: float) -> None:
+    """Nobody watches a KV cache being allocated; the log has its beginning and its end."""
+    if fraction in (0.0, 1.0):
+        log.info("kv_cache_progress", stage=stage, percent=round(100 * fraction))

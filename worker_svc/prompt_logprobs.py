@@ -15,9 +15,8 @@ import torch
 
 from worker_svc.input_batch import StepInputs
 from worker_svc.request_state import BatchRow
-from worker_svc.sampler.logprobs import logprob_table
-from worker_svc.sampler.metadata import Ints, TokenLogprobs
-from worker_svc.sampler.scratch import Scratch
+from worker_svc.sampler.base import StepSampler
+from worker_svc.sampler.metadata import TokenLogprobs
 from worker_svc.step import NAN_LOGITS
 
 PIECE_TOKENS = 16
@@ -28,7 +27,7 @@ ComputeLogits = Callable[[torch.Tensor], torch.Tensor]
 
 
 def gather_prompt_logprobs(
-    inputs: StepInputs, hidden: torch.Tensor, compute_logits: ComputeLogits, scratch: Scratch
+    inputs: StepInputs, hidden: torch.Tensor, compute_logits: ComputeLogits, sampler: StepSampler
 ) -> None:
     """Adds what a step computed of prompts whose logprobs are asked for.
 
@@ -38,7 +37,7 @@ def gather_prompt_logprobs(
         inputs: The step's.
         hidden: [num_tokens, hidden_size], of the step's tokens.
         compute_logits: The model's.
-        scratch: The sampler's.
+        sampler: The model's.
     """
     for index, row in enumerate(inputs.rows):
         gathered = row.state.prompt_logprobs
@@ -50,9 +49,8 @@ def gather_prompt_logprobs(
             piece_end = min(piece + PIECE_TOKENS, end)
             tokens = slice(first_token + piece - start, first_token + piece_end - start)
             followers = row.state.token_ids[piece + 1 : piece_end + 1].astype(np.int64)
-            entries = _entries(
-                compute_logits(hidden[tokens]), followers, row.state.num_prompt_logprobs, scratch
-            )
+            logits = compute_logits(hidden[tokens])
+            entries = sampler.prompt_logprobs(logits, followers, row.state.num_prompt_logprobs)
             if entries is None:
                 row.state.fail(NAN_LOGITS)
                 break
@@ -71,13 +69,3 @@ def take_prompt_logprobs(
         if state.prompt_logprobs is not None:
             taken[state.handle], state.prompt_logprobs = state.prompt_logprobs, None
     return taken
-
-
-def _entries(
-    logits: torch.Tensor, token_ids: Ints, num_top: int, scratch: Scratch
-) -> list[TokenLogprobs] | None:
-    """None if the logits have NaN or +inf."""
-    if not bool((logits.amax(-1) < torch.inf).all()):
-        return None
-    table = logprob_table(torch.log_softmax(logits, dim=-1), token_ids, num_top, scratch)
-    return table.entries(token_ids, np.full(len(token_ids), num_top))

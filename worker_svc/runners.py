@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewire.engine_config import CacheConfig, EngineConfig
-from worker_svc.sampler.version import SAMPLER_VERSION
+from worker_svc.sampler.version import DEVICE_SAMPLER_VERSION, SAMPLER_VERSION
 from worker_svc.sim.sampling import SAMPLER_VERSION as SIM_SAMPLER_VERSION
-from worker_svc.step import Runner
+from worker_svc.step import ModelInfo, Runner
 
 if TYPE_CHECKING:
     from worker_svc.parallel.groups import ParallelGroups
@@ -34,7 +34,8 @@ class RunnerDescription:
     sampler_version: str
     """Part of engine_fingerprint: equal versions draw equal tokens."""
     needs_memory: bool
-    """The KV cache takes the bytes that `kv_bytes_per_block` says."""
+    """The KV cache takes the bytes that `kv_bytes_per_block` says of this container's memory; a
+    runner on a CUDA device looks after that memory itself."""
 
 
 def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> Runner:
@@ -45,14 +46,11 @@ def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> R
         groups: Those of this rank, of several.
 
     Raises:
-        ValueError: The device is not supported, or a setting has no effect on it.
+        ValueError: A setting has no effect on the device.
+        FailedPreconditionError: There is no such device.
     """
-    if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
-        raise ValueError(
-            "gpu_memory_utilization has an effect on CUDA devices only: leave "
-            "--gpu-memory-utilization out and set --kv-cache-memory-bytes"
-        )
     if config.device.device == "sim":
+        _check_no_cuda_settings(config)
         if config.attention.attention_backend != "auto":
             raise ValueError(
                 "attention_backend has no effect on the simulated device: leave "
@@ -65,9 +63,7 @@ def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> R
         from worker_svc.sim.runner import SimRunner
 
         return SimRunner(config)
-    if config.device.device == "cuda":
-        raise ValueError("device cuda is not supported so far: use --device cpu or --device sim")
-    from worker_svc.torch_runtime import make_model_runner
+    from worker_svc.torch_runtime import find_device, make_model_runner
 
     if config.device.num_threads is None and groups is not None:
         # Ranks that wait for each other must not wait for each other's threads.
@@ -76,14 +72,32 @@ def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> R
     num_threads = config.device.num_threads or usable_cores()
     # Read by OpenMP when torch is imported; later changes go through torch itself.
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    device = find_device(config.device.device)
+    if device == "cpu":
+        _check_no_cuda_settings(config)
+    config = replace(config, device=replace(config.device, device=device))
     return make_model_runner(config, groups)
 
 
-def describe_runner(config: EngineConfig) -> RunnerDescription:
-    """What `make_runner` gives for `config`."""
+def describe_runner(config: EngineConfig, info: ModelInfo) -> RunnerDescription:
+    """What `make_runner` gave for `config`, once it has loaded its model."""
     if config.device.device == "sim":
         return RunnerDescription("sim", SIM_SAMPLER_VERSION, needs_memory=False)
-    return RunnerDescription("cpu", SAMPLER_VERSION, needs_memory=True)
+    if info.device == "cpu":
+        return RunnerDescription("cpu", SAMPLER_VERSION, needs_memory=True)
+    return RunnerDescription(info.device, DEVICE_SAMPLER_VERSION, needs_memory=False)
+
+
+def _check_no_cuda_settings(config: EngineConfig) -> None:
+    if config.cache.gpu_memory_utilization != CacheConfig().gpu_memory_utilization:
+        raise ValueError(
+            "gpu_memory_utilization has an effect on CUDA devices only: leave "
+            "--gpu-memory-utilization out and set --kv-cache-memory-bytes"
+        )
+    if config.device.enforce_eager:
+        raise ValueError(
+            "enforce_eager has an effect on CUDA devices only: leave --enforce-eager out"
+        )
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:

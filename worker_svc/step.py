@@ -136,7 +136,11 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Where the time of a step went, in nanoseconds of a monotonic clock."""
+    """Where the time of a step went, in nanoseconds of a monotonic clock.
+
+    A CUDA device computes while the host goes on: there forward_ns is the time to queue the work,
+    and the wait for it is in sample_ns.
+    """
 
     prepare_ns: int = 0
     """Updating request state and building the input tensors."""
@@ -186,6 +190,8 @@ class ModelInfo:
     bos_token_id: int | None
     weights_digest: str
     """Hex digest over the weights' identity; part of the engine fingerprint."""
+    device: str = "cpu"
+    """Kind of device: what `auto` became."""
     weight_bytes: int = 0
     """What the weights take on the device; 0 where there are none."""
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
@@ -225,7 +231,10 @@ class Runner(Protocol):
         """
 
     def reset(self) -> None:
-        """Drops the KV cache and all requests and keeps the weights. Idempotent."""
+        """Drops the KV cache and all requests and keeps the weights. Idempotent.
+
+        A CUDA device keeps the memory, for an `allocate_kv_cache` of the same size.
+        """
 
     def sleep(self, level: int) -> None:
         """Drops the KV cache and all requests, and frees the device of weights.

@@ -17,9 +17,9 @@ import torch
 from worker_svc.grammar_masks import Bitmasks, MaskSource
 from worker_svc.prompt_logprobs import take_prompt_logprobs
 from worker_svc.request_state import BatchRow
+from worker_svc.sampler.base import StepSampler
 from worker_svc.sampler.grammar import MaskedRows
 from worker_svc.sampler.metadata import SamplerOutput, TokenLogprobs
-from worker_svc.sampler.sampler import Sampler
 from worker_svc.sampler.table import SamplingTable
 from worker_svc.sampler.verification import count_verified
 from worker_svc.step import (
@@ -42,7 +42,7 @@ class SampledRow:
 
 
 def sample_rows(
-    sampler: Sampler,
+    sampler: StepSampler,
     table: SamplingTable,
     step: SchedulerOutput,
     rows: Sequence[BatchRow],

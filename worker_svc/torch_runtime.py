@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from pagewire.engine_config import EngineConfig
+    from pagewire.engine_config import Device, EngineConfig
     from worker_svc.parallel.groups import ParallelGroups
     from worker_svc.parallel.layout import RankLayout
     from worker_svc.parallel.membership import RankMembership
@@ -28,6 +28,20 @@ def prepare_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # torch.distributed prints a C++ stack trace for every peer that ends; we get an exception too.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
+def find_device(name: Device) -> Literal["cpu", "cuda"]:
+    """The kind of device that `--device` means here. Imports torch, but for a CPU.
+
+    Raises:
+        FailedPreconditionError: There is no such device.
+    """
+    if name == "cpu":
+        return "cpu"
+    prepare_environment()
+    from worker_svc.device import select_device
+
+    return "cpu" if select_device(name).type == "cpu" else "cuda"
 
 
 def make_model_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> Runner:

@@ -345,7 +345,7 @@ class Worker:
             raise ServiceUnavailableError("the load was ended", reason="LOAD_CANCELLED")
         available_bytes = await self.device.run(model.runner.available_kv_bytes)
         check_available(available_bytes, model.bytes_per_block)
-        description = describe_runner(model.config)
+        description = describe_runner(model.config, model.info)
         return InitializeResult(lease, model, description, available_bytes, self.epoch, reused)
 
     def _end_execution(self, execution: Execution) -> None:
@@ -370,7 +370,7 @@ class Worker:
 def _allocate(model: LoadedModel, call: KvCacheCall) -> None:
     """Runs on the device thread."""
     model.runner.reset()
-    if describe_runner(model.config).needs_memory:
+    if describe_runner(model.config, model.info).needs_memory:
         bytes_per_block = model.runner.kv_bytes_per_block(call.block_size)
         check_fits(call.num_blocks, bytes_per_block, free_memory_bytes())
     try:

@@ -26,7 +26,7 @@ def test_only_recommended_sampling_defaults_are_sent() -> None:
     info = replace(MODEL_INFO, default_sampling={"temperature": 0.6, "top_k": 20})
     model = LoadedModel("d", EngineConfig(), ScriptedRunner(), info, "f", 64)
     result = InitializeResult(
-        Lease("s", 1, 2), model, describe_runner(EngineConfig()), 100, 9, False
+        Lease("s", 1, 2), model, describe_runner(EngineConfig(), model.info), 100, 9, False
     )
     message = convert.initialize_response(result).result
     assert message.model_info.default_sampling_params == common_pb2.SamplingParams(

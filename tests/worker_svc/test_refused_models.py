@@ -17,8 +17,7 @@ from pagewire.engine_config import CacheConfig, DeviceConfig, EngineConfig, Mode
 from pagewire.kit.errors import from_rpc_error
 from tests.worker_svc import tiny_models
 from tests.worker_svc.harness import connected, running_worker
-from worker_svc import memory, model_load
-from worker_svc.models import build
+from worker_svc import memory, memory_budget, model_load
 
 WEIGHTS = "model.safetensors"
 
@@ -116,7 +115,7 @@ async def test_a_model_that_cannot_be_loaded(
 async def test_too_little_memory_for_the_weights(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, model_impl: Any
 ) -> None:
-    monkeypatch.setattr(build, "free_memory_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory_budget, "free_memory_bytes", lambda: 100_000)
     chosen = replace(config, model=replace(config.model, model_impl=model_impl))
     await assert_refused(chosen, memory.WEIGHTS_REASON, "are missing", "--quantization")
 

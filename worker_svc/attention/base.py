@@ -67,7 +67,7 @@ class DecodeTensors:
     """
 
     slot_mapping: torch.Tensor
-    """[num_rows] int64; -1 for padding, which is not written."""
+    """[num_rows] int32; -1 for padding, which is not written."""
     block_tables: torch.Tensor
     """[num_rows, width] int32, contiguous; filled up with 0, the null block."""
     seq_lens: torch.Tensor

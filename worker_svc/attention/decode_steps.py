@@ -29,7 +29,7 @@ class DecodeSteps:
         num_rows = len(seq_lens)
         self._step = self._backend.begin_step(
             AttentionMetadata(
-                slot_mapping=tensors.slot_mapping,
+                slot_mapping=tensors.slot_mapping.long(),
                 block_tables=tensors.block_tables[:num_rows].long(),
                 seq_lens=seq_lens,
                 query_start_loc=range(num_rows + 1),

@@ -51,7 +51,7 @@ class XformersDecodeAttention:
 
     def refresh(self) -> None:
         slots = self._tensors.slot_mapping
-        self._slots = torch.where(slots < 0, self._cache.spare_slot, slots)
+        self._slots = torch.where(slots < 0, self._cache.spare_slot, slots).long()
         self._is_padding = (self._tensors.seq_lens == 0)[:, None, None]
         for call in self._calls.values():
             self._fill(call)
@@ -99,6 +99,7 @@ class XformersDecodeAttention:
         first = (seq_lens - call.window).clamp_(min=0)
         skipped = first // size
         columns = torch.arange(call.tables.shape[1], device=tables.device) + skipped[:, None]
-        call.tables[rows] = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
+        columns = columns.clamp_(max=tables.shape[1] - 1).long()
+        call.tables[rows] = tables.gather(1, columns)
         call.starts[rows] = first - skipped * size
         call.ends[rows] = seq_lens - skipped * size

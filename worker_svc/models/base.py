@@ -13,6 +13,9 @@ from worker_svc.attention.base import AttentionSpec, StepAttention
 class CausalModel(Protocol):
     """A decoder with its weights, over a flat batch of tokens."""
 
+    can_capture: bool
+    """Its forward pass waits for nothing from the device, so that a graph can record it."""
+
     @property
     def attention_spec(self) -> AttentionSpec:
         """What its layers ask of an attention backend."""

@@ -7,6 +7,7 @@ transformers itself are imported only where they are chosen.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +15,18 @@ import torch
 from pagewire.engine_config import ModelConfig
 from pagewire.kit.logs import get_logger
 from worker_svc.cpu_memory import free_memory_bytes
+from worker_svc.device import CPU
 from worker_svc.layers.linear import quantize_linears
 from worker_svc.memory import check_weights
 from worker_svc.models.base import CausalModel
 from worker_svc.models.config import LlamaConfig, UnsupportedModelError
+from worker_svc.models.llama import LlamaForCausalLM
 from worker_svc.models.registry import Implementation, model_class
 from worker_svc.models.shape import ModelShape, read_implementation, read_shape
 from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.step import ProgressCallback
+from worker_svc.weights.dummy import fill_with_random
+from worker_svc.weights.dummy_source import DummySource
 from worker_svc.weights.load import load_weights
 from worker_svc.weights.slots import as_slot
 from worker_svc.weights.source import WeightSource
@@ -46,27 +51,51 @@ def build_model(
     dtype: torch.dtype,
     progress: ProgressCallback,
     groups: ParallelGroups = ALONE,
+    device: torch.device = CPU,
+    weight_limit: Callable[[], int] | None = None,
 ) -> BuiltModel:
     """Builds the model of `source`, or this rank's part of it, and loads its weights.
 
+    Args:
+        source: The checkpoint.
+        config: What of it is wanted.
+        dtype: Type of the weights.
+        progress: Called with ("load_weights", fraction).
+        groups: Those of this rank.
+        device: Where the weights go, each straight from its file.
+        weight_limit: Bytes that they may take; None: what the container leaves.
+
     Raises:
         ValueError: The model or its config is not supported, or the checkpoint does not fit it.
+        FailedPreconditionError: The weights do not fit into memory.
     """
+    limit = weight_limit or free_memory_bytes
     implementation = read_implementation(source.config, config.model_impl)
     shape = read_shape(source.config, config.model_impl)
     max_model_len = shape.select_max_model_len(config.max_model_len)
     form = f"{str(dtype).removeprefix('torch.')}\0{shape!r}"
+    if device.type != "cpu" and config.quantization != "none":
+        raise UnsupportedModelError(
+            f"quantization {config.quantization} multiplies on CPUs alone: leave --quantization "
+            "out, or use --device cpu"
+        )
     if isinstance(shape, LlamaConfig):
-        model = model_class(implementation.architecture)(shape, max_model_len, dtype, groups)
+        if isinstance(source, DummySource):
+            form += "\0dummy"
+        elif device.type != "cpu" and groups.layout.world_size == 1:
+            _check_whole(source, dtype, limit)  # There memory is taken before it is written.
+        with torch.device(device):
+            model = model_class(implementation.architecture)(shape, max_model_len, dtype, groups)
         if config.quantization != "none":
             quantize_linears(model, config.quantization)
             form += f"\0{config.quantization}"
-        slots = model.weight_slots()
-        # Parameters that are not written yet take no memory.
-        num_bytes = sum(as_slot(slot).target.nbytes for slot in slots.values())
-        check_weights(num_bytes, free_memory_bytes())
-        load_weights(slots, source, progress, model.tensor_names())
+        _load_own(model, source, limit, progress)
         return BuiltModel(model, shape, max_model_len, form)
+    if isinstance(source, DummySource):
+        raise UnsupportedModelError(
+            f"load_format dummy needs a module of our own, and architecture "
+            f"{implementation.architecture} runs on the Transformers backend: use auto"
+        )
     if config.quantization != "none":
         raise UnsupportedModelError(
             f"quantization {config.quantization} needs a module of our own, and architecture "
@@ -78,24 +107,51 @@ def build_model(
             "tensor_parallel_size and pipeline_parallel_size must be 1 for architecture "
             f"{implementation.architecture}, which runs on the Transformers backend"
         )
-    return _build_with_transformers(source, implementation, shape, max_model_len, dtype, progress)
+    _check_whole(source, dtype, limit)
+    model = _load_with_transformers(source, implementation, max_model_len, dtype, progress, device)
+    form = f"{str(dtype).removeprefix('torch.')}\0{_transformers_form(source)}"
+    return BuiltModel(model, shape, max_model_len, form)
 
 
-def _build_with_transformers(
+def _load_own(
+    model: LlamaForCausalLM,
+    source: WeightSource,
+    weight_limit: Callable[[], int],
+    progress: ProgressCallback,
+) -> None:
+    slots = model.weight_slots()
+    targets = [as_slot(slot).target for slot in slots.values()]
+    # Parameters that are not written yet take no memory of a CPU.
+    new = [target for target in targets if getattr(target, "device", CPU).type == "cpu"]
+    check_weights(sum(target.nbytes for target in new), weight_limit())
+    if isinstance(source, DummySource):
+        fill_with_random(slots, progress)
+    else:
+        load_weights(slots, source, progress, model.tensor_names())
+
+
+def _check_whole(source: WeightSource, dtype: torch.dtype, weight_limit: Callable[[], int]) -> None:
+    num_weights = sum(math.prod(source.shape(name)) for name in source.names())
+    check_weights(num_weights * dtype.itemsize, weight_limit())
+
+
+def _load_with_transformers(
     source: WeightSource,
     implementation: Implementation,
-    shape: ModelShape,
     max_model_len: int,
     dtype: torch.dtype,
     progress: ProgressCallback,
-) -> BuiltModel:
-    from worker_svc.models.transformers_backend import TransformersModel, config_form
+    device: torch.device,
+) -> CausalModel:
+    from worker_svc.models.transformers_backend import TransformersModel
 
     architecture = implementation.architecture
     if not implementation.is_tested:
         log.warning("architecture_untested", architecture=architecture)
-    num_weights = sum(math.prod(source.shape(name)) for name in source.names())
-    check_weights(num_weights * dtype.itemsize, free_memory_bytes())
-    model = TransformersModel.load(source, architecture, max_model_len, dtype, progress)
-    form = f"{str(dtype).removeprefix('torch.')}\0{config_form(source.config)}"
-    return BuiltModel(model, shape, max_model_len, form)
+    return TransformersModel.load(source, architecture, max_model_len, dtype, progress, device)
+
+
+def _transformers_form(source: WeightSource) -> str:
+    from worker_svc.models.transformers_backend import config_form
+
+    return config_form(source.config)

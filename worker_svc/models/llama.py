@@ -97,6 +97,8 @@ class LlamaForCausalLM(nn.Module):
     embedding, the last one the last norm and the head.
     """
 
+    can_capture = True
+
     def __init__(
         self,
         config: LlamaConfig,

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from worker_svc.attention.base import AttentionSpec, StepAttention
+from worker_svc.device import CPU
 from worker_svc.models.config import UnsupportedModelError
 from worker_svc.models.transformers_attention import (
     PROBE_NAME,
@@ -41,6 +42,9 @@ from worker_svc.weights.source import WeightSource
 class TransformersModel(nn.Module):
     """A `PreTrainedModel` for causal language modelling, in two parts."""
 
+    can_capture = False
+    """Who knows what a family's code asks the device for."""
+
     def __init__(self, causal: Any, spec: AttentionSpec, output_class: type[Any]) -> None:
         super().__init__()
         self.attention_spec = spec
@@ -57,6 +61,7 @@ class TransformersModel(nn.Module):
         max_model_len: int,
         dtype: torch.dtype,
         progress: ProgressCallback,
+        device: torch.device = CPU,
     ) -> TransformersModel:
         """Builds the model of `source`, loads its weights, and probes it.
 
@@ -66,7 +71,7 @@ class TransformersModel(nn.Module):
             WeightsError: The checkpoint does not fit the config.
         """
         _register(import_transformers())
-        causal = load_causal_model(source, architecture, SERVING_NAME, dtype, progress)
+        causal = load_causal_model(source, architecture, SERVING_NAME, dtype, progress, device)
         progress("probe_model", 0.0)
         with _refusing(architecture):
             _fix_rotary(causal, max_model_len)
@@ -79,7 +84,8 @@ class TransformersModel(nn.Module):
         trunk = causal.base_model
 
         def hidden_states(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            hidden: torch.Tensor = _run(trunk, token_ids, positions).last_hidden_state[0]
+            inputs = token_ids.to(causal.device), positions.to(causal.device)
+            hidden: torch.Tensor = _run(trunk, *inputs).last_hidden_state[0]
             return hidden
 
         causal.set_attn_implementation(PROBE_NAME)
@@ -87,7 +93,7 @@ class TransformersModel(nn.Module):
         spec = probe_layers(hidden_states, num_layers=num_layers, **limits)
         causal.set_attn_implementation(SERVING_NAME)
         check_locality(hidden_states, **limits)
-        inputs = probe_inputs(**limits)
+        inputs = [tensor.to(causal.device) for tensor in probe_inputs(**limits)]
         with answered_by(ProbeCalls()):
             logits, output = _run(causal, *inputs).logits[0].float(), _run(trunk, *inputs)
         model = cls(causal, spec, type(output))

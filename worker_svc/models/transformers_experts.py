@@ -31,24 +31,38 @@ def experts_forward(
     Returns:
         [num_tokens, hidden_size] in the type of `hidden`.
     """
-    if not _is_plain(module):
-        output: torch.Tensor = type(module).forward.__wrapped__(module, hidden, chosen, weights)
-        return output
     num_chosen = chosen.shape[1]
     experts = chosen.flatten()  # of each pair of a token and an expert
+    shares = weights.reshape(-1, 1)
+    run = _run_plain if _is_plain(module) else _run_alone
     pairs = hidden.new_empty(len(experts), hidden.shape[1])
     for expert in sorted(set(experts.tolist())):
         places = (experts == expert).nonzero().flatten()
         rows = _pad_rows(hidden[places // num_chosen])
-        rows = module._apply_gate(functional.linear(rows, module.gate_up_proj[expert]))
-        rows = functional.linear(rows, module.down_proj[expert])
-        pairs[places] = rows[: len(places)]
-    shares = pairs.view(*chosen.shape, -1) * weights[..., None]
-    return shares.sum(dim=1).to(hidden.dtype)
+        pairs[places] = run(module, expert, rows, _pad_rows(shares[places]))[: len(places)]
+    return pairs.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
+
+
+def _run_plain(
+    module: Any, expert: int, rows: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """One expert's part of its tokens' outputs: rows [n, hidden_size], shares [n, 1]."""
+    inner = module._apply_gate(functional.linear(rows, module.gate_up_proj[expert]))
+    output: torch.Tensor = functional.linear(inner, module.down_proj[expert]) * shares
+    return output
+
+
+def _run_alone(
+    module: Any, expert: int, rows: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """The same through transformers' own code, as if all tokens had chosen this expert alone."""
+    chosen = torch.full((len(rows), 1), expert, dtype=torch.int64, device=rows.device)
+    output: torch.Tensor = type(module).forward.__wrapped__(module, rows, chosen, shares)
+    return output
 
 
 def _is_plain(module: Any) -> bool:
-    """Gated, without biases or norms of its own; others run transformers' way."""
+    """Gated, without biases or norms of its own; others need transformers' code."""
     unusual = module.has_bias or module.has_post_expert_norm or module.is_transposed
     return bool(module.has_gate and module.is_concatenated and not unusual)
 

@@ -8,6 +8,7 @@ a class comes from the transformers package or not at all. Called by the Transfo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 from collections.abc import Mapping
 from types import EllipsisType
@@ -49,6 +50,7 @@ def load_causal_model(
     attention_name: str,
     dtype: torch.dtype,
     progress: ProgressCallback,
+    device: torch.device,
 ) -> Any:
     """A `PreTrainedModel` in evaluation mode, tied weights tied.
 
@@ -61,6 +63,7 @@ def load_causal_model(
         attention_name: The registered attention function that layers are to call.
         dtype: Type of the weights.
         progress: Called with ("load_weights", fraction of bytes).
+        device: Where the weights go, one tensor at a time.
 
     Raises:
         UnsupportedModelError: transformers has no such model, or its config is damaged.
@@ -69,7 +72,7 @@ def load_causal_model(
     transformers = import_transformers()
     model_class = _find_class(transformers, architecture, source.config)
     config = _make_config(transformers, source.config)
-    reader = _TensorReader(source, dtype, progress)
+    reader, placement = _TensorReader(source, dtype, progress), _placement(device)
     progress("load_weights", 0.0)
     try:
         model, report = model_class.from_pretrained(
@@ -81,6 +84,7 @@ def load_causal_model(
             experts_implementation=EXPERTS_NAME,
             ignore_mismatched_sizes=True,  # They are in the report.
             output_loading_info=True,
+            **placement,
         )
     except Exception as error:
         if reader.error is not None:
@@ -93,6 +97,18 @@ def load_causal_model(
     _check_report(report, source)
     progress("load_weights", 1.0)
     return model.eval().requires_grad_(False)
+
+
+def _placement(device: torch.device) -> dict[str, Any]:
+    """What tells transformers where a model goes; on a CPU it asks for nothing."""
+    if device.type == "cpu":
+        return {}
+    if importlib.util.find_spec("accelerate") is None:
+        raise UnsupportedModelError(
+            "this architecture needs the package accelerate on a CUDA device: "
+            "install pagewire[worker-transformers] on the worker"
+        )
+    return {"device_map": {"": device}}
 
 
 class _TensorReader:

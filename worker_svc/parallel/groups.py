@@ -13,12 +13,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch._C._distributed_c10d import Store
 
 from worker_svc.parallel.layout import ONE_RANK, RankLayout
-from worker_svc.parallel.process_group import ProcessGroup, Work, connect
+from worker_svc.parallel.process_group import (
+    GroupPlace,
+    ProcessGroup,
+    Work,
+    connect_gloo,
+    connect_nccl,
+)
 
 MAX_PENDING_SENDS = 64
 """More than the steps that may be in flight, with hidden states and tokens of each."""
@@ -37,7 +44,11 @@ class ParallelGroups:
             host: Address of this machine that the others reach.
         """
         self.layout = layout
+        self.device = torch.device("cpu")
+        """Where the tensors of steps are; set before `join`."""
         self._host = host
+        self._sampled: ProcessGroup | None = None
+        """For sampled tokens, which are on the host whatever the device."""
         self._tensor: ProcessGroup | None = None
         self._pipeline: ProcessGroup | None = None
         self._pending: deque[tuple[Work, torch.Tensor]] = deque()
@@ -54,17 +65,21 @@ class ParallelGroups:
         Args:
             store: Of this generation of the replica.
         """
-        layout, host = self.layout, self._host
+        layout = self.layout
         if layout.tp_size > 1:
-            name = f"tensor/{layout.stage}"
-            self._tensor = connect(store, name, layout.tp_rank, layout.tp_size, host)
+            place = GroupPlace(f"tensor/{layout.stage}", layout.tp_rank, layout.tp_size)
+            self._tensor = self._connect(store, place)
         if layout.pp_size > 1:
-            name = f"pipeline/{layout.tp_rank}"
-            self._pipeline = connect(store, name, layout.stage, layout.pp_size, host)
+            place = GroupPlace(f"pipeline/{layout.tp_rank}", layout.stage, layout.pp_size)
+            self._pipeline = self._sampled = self._connect(store, place)
+            if self.device.type != "cpu":
+                # NCCL knows no tags: tokens would wait behind hidden states of later steps.
+                tokens = replace(place, name=f"tokens/{layout.tp_rank}")
+                self._sampled = connect_gloo(store, tokens, self._host)
 
     def leave(self) -> None:
         """Close the connections: ranks that wait for this one get an error. Idempotent."""
-        self._tensor = self._pipeline = None
+        self._tensor = self._pipeline = self._sampled = None
         self._pending.clear()
 
     @contextmanager
@@ -93,23 +108,23 @@ class ParallelGroups:
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """Hand hidden states to the next stage; does not wait until it takes them."""
-        self._send(hidden.contiguous(), self.layout.stage + 1, _HIDDEN_TAG)
+        self._send(self._pipeline, hidden.contiguous(), self.layout.stage + 1, _HIDDEN_TAG)
 
     def receive_hidden(self, num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Hidden states [num_tokens, size] of the stage before."""
-        hidden = torch.empty(num_tokens, size, dtype=dtype)
-        self._receive(hidden, self.layout.stage - 1, _HIDDEN_TAG)
+        hidden = torch.empty(num_tokens, size, dtype=dtype, device=self.device)
+        self._receive(self._pipeline, hidden, self.layout.stage - 1, _HIDDEN_TAG)
         return hidden
 
     def send_tokens(self, columns: torch.Tensor) -> None:
         """From the last stage: hand int64 `columns` to every stage before it."""
         for stage in range(self.layout.pp_size - 1):
-            self._send(columns, stage, _TOKENS_TAG)
+            self._send(self._sampled, columns, stage, _TOKENS_TAG)
 
     def receive_tokens(self, size: int) -> torch.Tensor:
         """The next int64 columns [size] of the last stage, in the order in which it sent them."""
         columns = torch.empty(size, dtype=torch.int64)
-        self._receive(columns, self.layout.pp_size - 1, _TOKENS_TAG)
+        self._receive(self._sampled, columns, self.layout.pp_size - 1, _TOKENS_TAG)
         return columns
 
     def _gather(self, part: torch.Tensor) -> torch.Tensor:
@@ -117,25 +132,32 @@ class ParallelGroups:
         size = self.layout.tp_size
         gathered = part.new_empty((size * part.shape[0], *part.shape[1:]))
         if self._rehearses:
-            return gathered.zero_().view(size, *part.shape)
+            return gathered.view(size, *part.shape).copy_(part)
         _joined(self._tensor)._allgather_base(gathered, part.contiguous()).wait()
         return gathered.view(size, *part.shape)
 
-    def _send(self, tensor: torch.Tensor, stage: int, tag: int) -> None:
+    def _connect(self, store: Store, place: GroupPlace) -> ProcessGroup:
+        if self.device.type == "cpu":
+            return connect_gloo(store, place, self._host)
+        return connect_nccl(store, place)
+
+    def _send(self, group: ProcessGroup | None, tensor: torch.Tensor, stage: int, tag: int) -> None:
         if self._rehearses:
             return
         # The tensor must live until it is taken.
-        self._pending.append((_joined(self._pipeline).send([tensor], stage, tag), tensor))
+        self._pending.append((_joined(group).send([tensor], stage, tag), tensor))
         while self._pending[0][0].is_completed() or len(self._pending) > MAX_PENDING_SENDS:
             self._pending.popleft()[0].wait()
             if not self._pending:
                 return
 
-    def _receive(self, tensor: torch.Tensor, stage: int, tag: int) -> None:
+    def _receive(
+        self, group: ProcessGroup | None, tensor: torch.Tensor, stage: int, tag: int
+    ) -> None:
         if self._rehearses:
             tensor.zero_()
         else:
-            _joined(self._pipeline).recv([tensor], stage, tag).wait()
+            _joined(group).recv([tensor], stage, tag).wait()
 
 
 ALONE = ParallelGroups(ONE_RANK)

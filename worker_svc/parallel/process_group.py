@@ -7,6 +7,7 @@ is pickled.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -33,14 +34,36 @@ class ProcessGroup(Protocol):
     def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Work: ...
 
 
-def connect(store: Store, name: str, rank: int, size: int, host: str) -> ProcessGroup:
-    """Connect to the other ranks of a group, which call this at the same time.
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A rank's place in one group."""
+
+    name: str
+    """Of the group within the replica."""
+    rank: int
+    size: int
+
+
+def connect_nccl(store: Store, place: GroupPlace) -> ProcessGroup:
+    """Connect to the other ranks of a group whose tensors are on CUDA devices.
 
     Args:
         store: Of this generation of the replica.
-        name: Of the group within the replica.
-        rank: Ours, within the group.
-        size: Number of ranks.
+        place: Ours.
+    """
+    nccl: Any = torch.distributed.ProcessGroupNCCL
+    options = nccl.Options()
+    options._timeout = COLLECTIVE_TIMEOUT
+    group: ProcessGroup = nccl(PrefixStore(place.name, store), place.rank, place.size, options)
+    return group
+
+
+def connect_gloo(store: Store, place: GroupPlace, host: str) -> ProcessGroup:
+    """Connect to the other ranks of a group whose tensors are on CPUs.
+
+    Args:
+        store: Of this generation of the replica.
+        place: Ours.
         host: Address of this machine that the others reach.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
@@ -48,5 +71,5 @@ def connect(store: Store, name: str, rank: int, size: int, host: str) -> Process
     options._timeout = COLLECTIVE_TIMEOUT
     # Else gloo looks up the machine's own name, which may lead nowhere in a container.
     options._devices = [gloo.create_device(hostname=host)]
-    group: ProcessGroup = gloo(PrefixStore(name, store), rank, size, options)
+    group: ProcessGroup = gloo(PrefixStore(place.name, store), place.rank, place.size, options)
     return group

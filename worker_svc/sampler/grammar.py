@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from worker_svc.device import put, put_list
 from worker_svc.grammar_masks import Bitmasks
 
 
@@ -26,10 +27,20 @@ class MaskedRows:
 
 def apply_masks(logits: torch.Tensor, masked: MaskedRows) -> None:
     """Set what is not allowed to -inf in logits [num_rows, vocab_size] float32, in place."""
-    bits = np.unpackbits(masked.bitmasks, axis=1, count=logits.shape[1], bitorder="little")
-    forbidden = torch.from_numpy(bits) == 0
+    forbidden = _forbidden(masked, logits.shape[1], logits.device)
     if len(masked.places) == len(logits) and list(masked.places) == list(range(len(logits))):
         logits.masked_fill_(forbidden, -torch.inf)
         return
-    places = torch.tensor(masked.places, dtype=torch.int64)
+    places = put_list(list(masked.places), logits.device)
     logits[places] = logits[places].masked_fill_(forbidden, -torch.inf)
+
+
+def _forbidden(masked: MaskedRows, vocab_size: int, device: torch.device) -> torch.Tensor:
+    """[num_masked, vocab_size] bool."""
+    if device.type == "cpu":
+        bits = np.unpackbits(masked.bitmasks, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(bits) == 0
+    # An eighth of the bytes has to go over.
+    packed = put(np.ascontiguousarray(masked.bitmasks), device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    return ((packed[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab_size] == 0

@@ -20,6 +20,7 @@ from worker_svc.step import RowFailure
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Seeds = npt.NDArray[np.uint64]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from worker_svc.device import put
 from worker_svc.sampler.metadata import ProcessedRow
 from worker_svc.sampler.token_counts import CountedTokens, Penalties
 from worker_svc.sampler.token_tables import BadWords
@@ -75,7 +76,8 @@ def _add_biases(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
     if biased:
         biases = [row.tables.biases for row in rows if row.tables.biases is not None]
         # A sum in the order of the request, where it names an id twice: index_put_ promises none.
-        logits.view(-1).index_add_(0, _flat_indices(logits, biased), torch.cat(biases))
+        added = torch.cat(biases).to(logits.device)
+        logits.view(-1).index_add_(0, _flat_indices(logits, biased), added)
 
 
 def _penalize(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
@@ -86,9 +88,10 @@ def _penalize(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
     sizes = [len(tokens.token_ids) for tokens in counted]
     starts = np.array([place * logits.shape[1] for place, _ in penalized])
     token_ids = np.concatenate([tokens.token_ids for tokens in counted])
-    indices = torch.from_numpy(token_ids + np.repeat(starts, sizes))
-    times = torch.from_numpy(np.concatenate([tokens.counts for tokens in counted]))
-    repetition, frequency, presence = _columns(counted, sizes)
+    device = logits.device
+    indices = put(token_ids + np.repeat(starts, sizes), device)
+    times = put(np.concatenate([tokens.counts for tokens in counted]), device)
+    repetition, frequency, presence = (put(column, device) for column in _columns(counted, sizes))
     flat = logits.view(-1)
     values = flat[indices]
     values = torch.where(values > 0, values / repetition, values * repetition)
@@ -97,18 +100,15 @@ def _penalize(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:
 
 def _columns(
     counted: Sequence[CountedTokens], sizes: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Repetition, frequency and presence penalty for each counted token, float32."""
+) -> list[npt.NDArray[np.float32]]:
+    """Repetition, frequency and presence penalty for each counted token."""
     penalties: list[Penalties] = [tokens.penalties for tokens in counted]
     columns: tuple[list[float], ...] = (
         [one.repetition for one in penalties],
         [one.frequency for one in penalties],
         [one.presence for one in penalties],
     )
-    repetition, frequency, presence = (
-        torch.from_numpy(np.repeat(np.array(column, dtype=np.float32), sizes)) for column in columns
-    )
-    return repetition, frequency, presence
+    return [np.repeat(np.array(column, dtype=np.float32), sizes) for column in columns]
 
 
 def _flat_indices(
@@ -120,4 +120,5 @@ def _flat_indices(
         [place * logits.shape[1] for place, _ in ids_of_places], dtype=np.int64
     )
     shifts = torch.from_numpy(np.repeat(starts, sizes))
-    return torch.cat([token_ids for _, token_ids in ids_of_places]) + shifts
+    indices = torch.cat([token_ids for _, token_ids in ids_of_places]) + shifts
+    return indices.to(logits.device)

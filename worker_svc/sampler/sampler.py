@@ -1,4 +1,4 @@
-"""Chooses one token a place: greedy, or the draw of docs/design/draws.md.
+"""Chooses one token a place on a CPU: greedy, or the draw of docs/design/draws.md.
 
 Owns the order of operations. A token depends on its own logits, parameters, seed and output index,
 never on its place in the batch. A row of NaN, or one where every token is masked, fails alone.
@@ -16,7 +16,13 @@ from pagewire.engine_config import LogprobsMode
 from worker_svc.sampler.draws import draw, row_chunks
 from worker_svc.sampler.grammar import MaskedRows, apply_masks
 from worker_svc.sampler.logprobs import logprob_table
-from worker_svc.sampler.metadata import Need, SamplerOutput, SamplingBatch, TokenLogprobs
+from worker_svc.sampler.metadata import (
+    Bools,
+    Need,
+    SamplerOutput,
+    SamplingBatch,
+    TokenLogprobs,
+)
 from worker_svc.sampler.processors import apply_processors
 from worker_svc.sampler.scratch import Scratch
 from worker_svc.sampler.selection import BlockedRows, Ints
@@ -39,7 +45,7 @@ class Sampler:
         self._eos_token_ids = torch.tensor(list(eos_token_ids), dtype=torch.int64)
         self._gives_raw = logprobs_mode.startswith("raw_")
         self._normalizes = logprobs_mode.endswith("_logprobs")
-        self.scratch = Scratch()
+        self._scratch = Scratch()
 
     def sample(
         self, logits: torch.Tensor, batch: SamplingBatch, masked: MaskedRows | None = None
@@ -68,7 +74,7 @@ class Sampler:
         drawn = batch.places_with(Need.DRAW)
         drawn = drawn[has_token[drawn]]
         if len(drawn):
-            token_ids[drawn] = draw(rows, batch, drawn, self.scratch)
+            token_ids[drawn] = draw(rows, batch, drawn, self._scratch)
         logprobs: list[TokenLogprobs | None] = [None] * len(batch)
         if len(asking):
             given = np.flatnonzero(has_token[asking])
@@ -78,10 +84,23 @@ class Sampler:
                 entries = self._rank(values, batch, places, token_ids)
                 for place, entry in zip(places.tolist(), entries, strict=True):
                     logprobs[place] = entry
-        failures: list[RowFailure | None] = [None] * len(batch)
-        if not has_token.all():
-            failures = [_failure(*flags) for flags in zip(is_finite, is_empty, strict=True)]
-        return SamplerOutput(token_ids, failures, logprobs)
+        return SamplerOutput(token_ids, row_failures(is_finite, is_empty), logprobs)
+
+    def prompt_logprobs(
+        self, logits: torch.Tensor, token_ids: Ints, num_top: int
+    ) -> list[TokenLogprobs] | None:
+        """Logprobs of prompt tokens, or None if the logits have NaN or +inf.
+
+        Args:
+            logits: [num_tokens, vocab_size] float32, at the positions before them.
+            token_ids: [num_tokens]
+            num_top: Of the likeliest tokens beside each.
+        """
+        if not bool((logits.amax(-1) < torch.inf).all()):
+            return None
+        values = torch.log_softmax(logits, dim=-1)
+        table = logprob_table(values, token_ids, num_top, self._scratch)
+        return table.entries(token_ids, np.full(len(token_ids), num_top))
 
     def _copy_raw(
         self, logits: torch.Tensor, batch: SamplingBatch, asking: Ints
@@ -95,11 +114,11 @@ class Sampler:
         """Logits of asking places as the mode wants them; no copy of raw ones was needed."""
         if self._gives_raw:
             is_all = len(places) == len(rows)
-            return rows.logits if is_all else rows.values(places, self.scratch)
+            return rows.logits if is_all else rows.values(places, self._scratch)
         # What tokens were chosen from: divided by the temperature, -inf where dropped.
         scaled = rows.divided(places, batch.temperatures[places])
-        lowest = lowest_survivors(scaled, Truncation.of(batch, places), self.scratch)
-        values = scaled.values(np.arange(len(places)), self.scratch)
+        lowest = lowest_survivors(scaled, Truncation.of(batch, places), self._scratch)
+        values = scaled.values(np.arange(len(places)), self._scratch)
         return values.masked_fill_(values < torch.from_numpy(lowest[:, None]), -torch.inf)
 
     def _rank(
@@ -108,11 +127,18 @@ class Sampler:
         """Logprobs of places, whose logits [len(places), vocab_size] are given."""
         values = torch.log_softmax(values, dim=-1) if self._normalizes else values.clone()
         chosen, num_top = token_ids[places], batch.num_logprobs[places]
-        table = logprob_table(values, chosen, int(num_top.max()), self.scratch)
+        table = logprob_table(values, chosen, int(num_top.max()), self._scratch)
         return table.entries(chosen, num_top)
 
 
-def _failure(is_finite: bool, is_empty: bool) -> RowFailure | None:
-    if not is_finite:
-        return NAN_LOGITS
-    return EMPTY_MASK if is_empty else None
+def row_failures(is_finite: Bools, is_empty: Bools) -> list[RowFailure | None]:
+    """Why places have no token.
+
+    Args:
+        is_finite: [num_places], without NaN and +inf.
+        is_empty: [num_places], nothing may be drawn.
+    """
+    if (is_finite & ~is_empty).all():
+        return [None] * len(is_finite)
+    flags = zip(is_finite, is_empty, strict=True)
+    return [NAN_LOGITS if not finite else EMPTY_MASK if empty else None for finite, empty in flags]

@@ -2,3 +2,5 @@
 
 SAMPLER_VERSION = "philox-1"
 """Changes with whatever changes tokens; part of engine_fingerprint."""
+DEVICE_SAMPLER_VERSION = f"{SAMPLER_VERSION}-device"
+"""Of the same draws where weights are added up in the device's order."""

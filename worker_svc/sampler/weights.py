@@ -51,14 +51,14 @@ def draw_tokens(
     drawn = np.empty(len(rows), dtype=np.int64)
     for part in _parts(rows, np.arange(len(rows)), thresholds):
         token_ids, cumulative = part.cumulative(thresholds, scratch)
-        indices = inverse_cdf(cumulative, torch.from_numpy(uniforms[part.members]))
+        indices = inverse_cdf(cumulative, torch.from_numpy(uniforms[part.members])).numpy()
         if token_ids is not None:
             indices = token_ids[np.arange(len(indices)), indices]
         drawn[part.members] = indices
     return drawn
 
 
-def inverse_cdf(cumulative: torch.Tensor, uniforms: torch.Tensor) -> Ints:
+def inverse_cdf(cumulative: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """First index whose cumulative weight exceeds the uniform's share of the total.
 
     Args:
@@ -69,8 +69,7 @@ def inverse_cdf(cumulative: torch.Tensor, uniforms: torch.Tensor) -> Ints:
     indices = torch.searchsorted(cumulative, uniforms[:, None] * totals, right=True)
     # The product may round up to the total: then the last token that has any weight.
     last = torch.searchsorted(cumulative, totals.contiguous())
-    token_ids: Ints = torch.minimum(indices, last)[:, 0].numpy()
-    return token_ids
+    return torch.minimum(indices, last)[:, 0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 
 from worker_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
 
+CPU = torch.device("cpu")
 Part = tuple[int, int, int]
 """(sequence, start, end): tokens [start, end) of a sequence."""
 
@@ -37,8 +38,10 @@ class PagedCache:
         block_size: int,
         num_blocks: int = 400,
         dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         self.backend = backend
+        self.device = device
         self.spec = spec
         self.block_size = block_size
         backend.allocate_kv_cache(num_blocks, block_size)
@@ -47,7 +50,7 @@ class PagedCache:
         random.Random(0).shuffle(blocks)
 
         def random_heads(length: int, heads: int) -> torch.Tensor:
-            return torch.randn(length, heads, spec.head_dim).to(dtype)
+            return torch.randn(length, heads, spec.head_dim).to(device, dtype)
 
         self.sequences = [
             CachedSequence(
@@ -77,8 +80,8 @@ class PagedCache:
             starts.append(len(slots))
         attention = self.backend.begin_step(
             AttentionMetadata(
-                slot_mapping=torch.tensor(slots + [-1] * num_padding),
-                block_tables=tables,
+                slot_mapping=torch.tensor(slots + [-1] * num_padding, device=self.device),
+                block_tables=tables.to(self.device),
                 seq_lens=[end for _, _, end in parts],
                 query_start_loc=starts,
                 num_single_rows=sum(end - start == 1 for _, start, end in parts),
@@ -87,7 +90,7 @@ class PagedCache:
         columns = []
         for name in ("query", "key", "value"):
             rows = [getattr(self.sequences[i], name)[start:end] for i, start, end in parts]
-            padding = torch.full((num_padding, *rows[0].shape[1:]), 1e4, dtype=rows[0].dtype)
+            padding = rows[0].new_full((num_padding, *rows[0].shape[1:]), 1e4)
             columns.append(torch.cat([*rows, padding]))
         output = attention(0, *columns)
         assert not output[len(slots) :].any()

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.worker_svc.attention.paged_cache import PagedCache, Part
+from tests.worker_svc.attention.paged_cache import CPU, PagedCache, Part
 from worker_svc.attention.base import AttentionSpec
 from worker_svc.attention.torch_backend import TorchAttentionBackend
 from worker_svc.attention.xformers_backend import XformersAttentionBackend, XformersSettings
 from worker_svc.attention.xformers_operators import XformersOperators
 
-CPU = torch.device("cpu")
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2.5e-2}
 
 
 class BackendPair:
@@ -38,15 +37,27 @@ class BackendPair:
         dtype: torch.dtype = torch.float32,
         gather_prefill: bool = False,
         pad_calls: bool = False,
+        device: torch.device = CPU,
+        operators: XformersOperators | None = None,
     ) -> None:
         # A scale of its own, so that one that is made from the padded size is seen.
         spec = AttentionSpec(heads, kv_heads, head_dim, 0.9 * head_dim**-0.5, (window,))
-        settings = XformersSettings(CPU, gather_prefill=gather_prefill, pad_calls=pad_calls)
+        settings = XformersSettings(device, gather_prefill=gather_prefill, pad_calls=pad_calls)
         self.dtype = dtype
-        self.backend = XformersAttentionBackend(spec, dtype, make_operators(), settings)
+        operators = operators or make_operators()
+        self.backend = XformersAttentionBackend(spec, dtype, operators, settings)
+        needed = sum(-(-length // block_size) for length in lengths)
         self.xformers, self.torch = (
-            PagedCache(backend, spec, lengths, block_size=block_size, num_blocks=64, dtype=dtype)
-            for backend in (self.backend, TorchAttentionBackend(spec, dtype))
+            PagedCache(
+                backend,
+                spec,
+                lengths,
+                block_size=block_size,
+                num_blocks=max(64, 1 + needed),
+                dtype=dtype,
+                device=device,
+            )
+            for backend in (self.backend, TorchAttentionBackend(spec, dtype, device))
         )
 
     def check(self, parts: Sequence[Part], num_padding: int = 0) -> list[torch.Tensor]:

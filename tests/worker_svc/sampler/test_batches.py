@@ -16,6 +16,7 @@ from pagewire.engine_config import LogprobsMode
 from tests.worker_svc.runner_factories import bitmask
 from tests.worker_svc.sampler.factories import Row, make_batch, make_row
 from tests.worker_svc.sampler.reference import Expected, sample_row
+from worker_svc.sampler.device_sampler import DeviceSampler
 from worker_svc.sampler.grammar import MaskedRows
 from worker_svc.sampler.metadata import SamplerOutput, TokenLogprobs
 from worker_svc.sampler.sampler import Sampler
@@ -126,8 +127,9 @@ def test_a_batch_gives_what_the_reference_gives_each_row(
         sample_row(logits[index].numpy(), row, EOS, masks.get(index))
         for index, row in enumerate(rows)
     ]
-    output = Sampler(EOS, mode).sample(logits.clone(), make_batch(rows), masked)
-    check(output, expected, rows, mode)
+    for kind in (Sampler, DeviceSampler):
+        output = kind(EOS, mode).sample(logits.clone(), make_batch(rows), masked)
+        check(output, expected, rows, mode)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,0 +1,19 @@
+"""Where the tests of this folder run: on a CUDA device, in a process of their own.
+
+`make test-cuda` runs them. Kernels of Triton must be compiled, so not in a process whose tests
+run them in the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+CUDA = torch.device("cuda", 0)
+
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="needs a CUDA device, and a process without Triton's interpreter",
+)
