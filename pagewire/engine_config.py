@@ -13,6 +13,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from pagewire.sampling_params import MAX_LOGPROBS
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda", "sim"]
 ModelImpl = Literal["auto", "pagewire", "transformers"]
@@ -46,7 +48,7 @@ class ModelConfig:
     dtype: Dtype = "auto"
     """Type of weights and activations. `auto`: bfloat16, or float32 where that is faster."""
     max_logprobs: int = 20
-    """Most logprobs that a request may ask for."""
+    """Most logprobs that a request may ask for, at most 256."""
     batch_invariant: bool = False
     """Same numbers whatever the batch: one weight format, no choice of kernel by token count."""
     model_impl: ModelImpl = "auto"
@@ -67,7 +69,8 @@ class ModelConfig:
             check(
                 "max_model_len", self.max_model_len, self.max_model_len >= 2, "must be at least 2"
             )
-        check("max_logprobs", self.max_logprobs, self.max_logprobs >= 0, "must not be negative")
+        rule = f"must be between 0 and {MAX_LOGPROBS}"
+        check("max_logprobs", self.max_logprobs, 0 <= self.max_logprobs <= MAX_LOGPROBS, rule)
 
 
 @dataclass(frozen=True, slots=True)

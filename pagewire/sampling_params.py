@@ -25,7 +25,8 @@ MAX_INTEGER = 2**31 - 1
 MAX_STOP_STRINGS = 4
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 256
+"""Bound of what any engine may allow; each engine has a lower one of its own."""
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 128

@@ -27,6 +27,7 @@ def check_request(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
     _check_tokens(request, limits)
     _check_context(request, limits)
     _check_pool(request, limits)
+    _check_num_logprobs(request, limits)
     _check_prompt_logprobs(request)
     if request.priority != 0 and limits.policy != "priority":
         raise InvalidRequestError(
@@ -129,6 +130,21 @@ def _check_pool(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
             reason="EXCEEDS_KV_CACHE",
             field="max_tokens",
         )
+
+
+def _check_num_logprobs(request: EngineCoreRequest, limits: SchedulerLimits) -> None:
+    params = request.sampling_params
+    for field, num_top in (
+        ("logprobs", params.logprobs),
+        ("prompt_logprobs", params.prompt_logprobs),
+    ):
+        if num_top is not None and num_top > limits.max_logprobs:
+            raise InvalidRequestError(
+                f"{field} {num_top}: at most {limits.max_logprobs} may be asked for"
+                " (--max-logprobs)",
+                reason="TOO_MANY_LOGPROBS",
+                field=field,
+            )
 
 
 def _check_prompt_logprobs(request: EngineCoreRequest) -> None:

@@ -44,6 +44,7 @@ def make_limits(config: EngineConfig, facts: WorkerFacts, plan: KvCachePlan) -> 
             max_num_queued_tokens=scheduler.max_num_queued_tokens,
             policy=scheduler.scheduling_policy,
             kv_cache_groups=facts.kv_cache_groups,
+            max_logprobs=config.model.max_logprobs,
             num_stages=config.parallel.pipeline_parallel_size,
         )
     except ValueError as error:

@@ -48,6 +48,8 @@ class SchedulerLimits:
     """Order of the waiting queue and choice of preemption victims."""
     kv_cache_groups: KvCacheGroups = ONE_FULL_GROUP
     """Groups of layers with block tables of their own, all from the one pool."""
+    max_logprobs: int = 20
+    """Most candidates that a request may ask for, of a token."""
     num_stages: int = 1
     """Pipeline stages. With several a request whose next token is under way is in no other step:
     the first stage has that token only when the last one has drawn it."""

@@ -48,6 +48,12 @@ def test_the_last_token_needs_no_slot():
     check_request(make_core_request(10, max_tokens=11), make_limits(num_blocks=6))
 
 
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_than_the_engine_gives_are_refused(name):
+    check_request(make_core_request(**{name: 5}), make_limits(max_logprobs=5))
+    assert refused(make_core_request(**{name: 6}), max_logprobs=5).field == name
+
+
 def test_a_priority_without_priority_scheduling_is_refused():
     assert refused(make_core_request(priority=1)).field == "priority"
 

@@ -62,6 +62,21 @@ async def test_a_chat_is_not_given_special_tokens_twice(engine: TokenizerEngine)
     assert rendered.token_ids == engine.model.encode(rendered.text, False)
 
 
+async def test_a_chat_gets_special_tokens_that_its_template_leaves_out(
+    sentencepiece: ModelTokenizer,
+) -> None:
+    pool = WorkPool(1)
+    engine = make(sentencepiece, pool, trust=True)
+    bare, special = [
+        await engine.render_chat(
+            ChatRequest([USER], chat_template="hello", add_special_tokens=wanted), 100
+        )
+        for wanted in (False, True)
+    ]
+    assert special.token_ids == [sentencepiece.bos_token_id, *bare.token_ids]
+    pool.close()
+
+
 async def test_too_many_messages_are_refused(engine: TokenizerEngine) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await engine.render_chat(ChatRequest([USER] * (MAX_MESSAGES + 1)), 100)
