@@ -92,14 +92,48 @@ class GatewayOptions:
     """Most outputs of one request: prompts times n."""
     max_live_outputs: int = 8192
     """Most outputs generated at a time over all clients; more are refused with 429."""
+    max_header_bytes: int = 64 * 1024
+    """Longest head of an HTTP request: its line and headers; longer ones get 431."""
     max_connections: int = 16384
-    """Most HTTP connections at a time; requests on more get 503."""
+    """Most HTTP connections at a time, requests on more get 503; as many gRPC connections."""
     max_buffered_output_bytes: int = 4 * _MIB
     """Output that waits for one slow client; a request that exceeds it is ended."""
+    max_stored_responses: int = 1024
+    """Most finished responses of /v1/responses that are kept; the oldest go first."""
+    max_stored_response_bytes: int = 64 * _MIB
+    """Bytes of the finished responses that are kept, their conversations included."""
     request_timeout_s: float = field(default=3600.0, metadata={"flag": "--request-timeout"})
     """Seconds until a request is ended, unless its client set a shorter deadline."""
     recovery_timeout_s: float = field(default=120.0, metadata={"flag": "--recovery-timeout"})
     """Seconds that live requests wait for a lost scheduler or tokenizer to come back."""
+    tokenizer_timeout_s: float = field(default=30.0, metadata={"flag": "--tokenizer-timeout"})
+    """Seconds for one call to the tokenizer."""
+    connect_timeout_s: float = field(default=5.0, metadata={"flag": "--connect-timeout"})
+    """Seconds for the first answer of a scheduler or tokenizer when connecting."""
+    header_timeout_s: float = field(default=20.0, metadata={"flag": "--header-timeout"})
+    """Seconds for a client to send the whole head of an HTTP request."""
+    body_timeout_s: float = field(default=60.0, metadata={"flag": "--body-timeout"})
+    """Seconds for a client to send its whole HTTP body."""
+    send_timeout_s: float = field(default=60.0, metadata={"flag": "--send-timeout"})
+    """Seconds that output may wait for a client that reads nothing, until its request is ended."""
+    gateway_id: str | None = None
+    """Name of this gateway, unique among those of a scheduler; none: a random one."""
+    api_key_file: Path | None = None
+    """File with more keys, one NAME=SECRET a line, read at the start."""
+    max_requests_per_minute: int | None = None
+    """Most requests a minute of one client (one name of a key); more get 429. None: no limit."""
+    max_tokens_per_minute: int | None = None
+    """Most tokens a minute of one client, of prompts and outputs; a client over it gets 429."""
+    max_concurrent_requests: int | None = None
+    """Most requests of one client at a time; more get 429. None: no limit."""
+    allowed_origins: tuple[str, ...] = ("*",)
+    """Origins such as https://chat.example; *: all, empty: none."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """Methods that such pages may use."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Headers that such pages may send."""
+    allow_credentials: bool = False
+    """Let such pages send cookies and HTTP authentication that the browser holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +173,9 @@ class TokenizerOptions:
 class SecretOptions:
     """Authentication."""
 
-    api_key: tuple[str, ...] = ()
-    """Keys of which clients must send one as a bearer token; none: no authentication."""
+    api_key: tuple[str, ...] = field(default=(), repr=False, metadata={"secret": True})
+    """Keys of which clients must send one, as NAME=SECRET or SECRET; none: no authentication.
+    Better in the environment or a file than on a command line, which everybody may read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,9 +127,7 @@ def test_limits_and_access_reach_the_gateway():
     assert gateway.cors.allow_credentials
     assert gateway.limits.max_header_bytes == 4096
     assert (gateway.timeouts.tokenizer_timeout_s, gateway.gateway_id) == (7.0, "g1")
-    none = load_config(
-        GatewayConfig, prog="x", argv=plan("--allowed-origins=")["gateway"], env={}
-    )
+    none = load_config(GatewayConfig, prog="x", argv=plan("--allowed-origins=")["gateway"], env={})
     assert none.cors.allowed_origins == ()
 
 

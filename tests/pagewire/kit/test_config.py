@@ -312,3 +312,26 @@ NAME = TEXT.map(str.strip).filter(bool)
 def test_a_child_gets_the_same_configuration_from_its_flags(config, only_changed):
     argv = to_argv(config, only_changed, env={})
     assert load_config(Settings, prog="child", argv=argv, env={}) == config
+
+
+def test_a_list_may_be_json_as_well():
+    assert load('--names=["a", "b"]').names == ("a", "b")
+    assert load("--names=[::1]:5,[::1]").names == ("[::1]:5", "[::1]")
+    assert "names" in error_of("--names=[1, {}]")
+
+
+def test_a_secret_is_in_no_message():
+    @dataclass(frozen=True)
+    class Secrets:
+        """Secrets."""
+
+        key: str = field(default="", metadata={"secret": True})
+
+        def __post_init__(self) -> None:
+            if self.key:
+                raise ValueError("key", "...", "must be better")
+
+    for argv, env in ((["--key=hunter2"], {}), ([], {"PAGEWIRE_KEY": "hunter2"})):
+        with pytest.raises(ConfigError, match="must be better") as caught:
+            load_config(Secrets, prog="test", argv=argv, env=env)
+        assert "hunter2" not in str(caught.value)
