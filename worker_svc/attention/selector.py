@@ -41,6 +41,12 @@ def choose_attention_backend(
         return AttentionChoice("torch", "--attention-backend")
     if requested == "auto" and platform == "cpu":
         return AttentionChoice("torch", "the device is a CPU")
+    if config.model.batch_invariant and platform == "cpu":
+        # The interpreter's matrix products treat the rows of a block unlike.
+        raise ValueError(
+            "attention_backend xformers is not batch-invariant on a CPU: use torch, or leave "
+            "--batch-invariant out"
+        )
     dtype_name = str(dtype).removeprefix("torch.")
     if requested == "auto" and dtype == torch.float32:
         return AttentionChoice("torch", "xformers takes no float32 on CUDA")

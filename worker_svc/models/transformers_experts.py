@@ -43,18 +43,14 @@ def experts_forward(
     return pairs.view(*chosen.shape, -1).sum(dim=1).to(hidden.dtype)
 
 
-def _run_plain(
-    module: Any, expert: int, rows: torch.Tensor, shares: torch.Tensor
-) -> torch.Tensor:
+def _run_plain(module: Any, expert: int, rows: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """One expert's part of its tokens' outputs: rows [n, hidden_size], shares [n, 1]."""
     inner = module._apply_gate(functional.linear(rows, module.gate_up_proj[expert]))
     output: torch.Tensor = functional.linear(inner, module.down_proj[expert]) * shares
     return output
 
 
-def _run_alone(
-    module: Any, expert: int, rows: torch.Tensor, shares: torch.Tensor
-) -> torch.Tensor:
+def _run_alone(module: Any, expert: int, rows: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """The same through transformers' own code, as if all tokens had chosen this expert alone."""
     chosen = torch.full((len(rows), 1), expert, dtype=torch.int64, device=rows.device)
     output: torch.Tensor = type(module).forward.__wrapped__(module, rows, chosen, shares)
