@@ -148,6 +148,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):
                 reason="KV_EVENTS_OFF",
             )
         start = request.start_sequence_number
+        # Callers wait for a first sign of life, and the first batch may come much later.
+        await context.send_initial_metadata(())
         while True:
             try:
                 async with log.follow(start, HEARTBEAT_INTERVAL_S) as batches:

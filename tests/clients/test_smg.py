@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,6 +35,8 @@ class Setup:
     smg: httpx.Client
     ours: httpx.Client
     engine: vllm_engine_pb2_grpc.VllmEngineStub
+    log: Path
+    """What smg says."""
 
     def load(self) -> vllm_engine_pb2.SchedulerLoad:
         return self.engine.GetLoads(vllm_engine_pb2.GetLoadsRequest(), timeout=10).loads[0]
@@ -64,7 +68,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
             for base in (url, stack.http_url)
         ]
         channel = exits.enter_context(grpc.insecure_channel(worker[0].removeprefix("grpc://")))
-        yield Setup(*clients, vllm_engine_pb2_grpc.VllmEngineStub(channel))
+        yield Setup(*clients, vllm_engine_pb2_grpc.VllmEngineStub(channel), log)
 
 
 def post(client: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
@@ -166,6 +170,15 @@ def test_messages(setup):
     chat = post(setup.smg, "/v1/chat/completions", **CHAT)
     assert answer["content"][0]["text"] == chat["choices"][0]["message"]["content"]
     assert answer["usage"]["output_tokens"] == usage_of(chat)[1]
+
+
+def test_it_learns_what_the_prefix_cache_holds(setup):
+    # The events come on a stream of their own; the test's timeout bounds the wait for one.
+    for number in count():
+        prompt = f"{number} " * 40
+        post(setup.smg, "/v1/completions", model=MODEL, prompt=prompt, max_tokens=1)
+        if "Learned block_size from KV event" in setup.log.read_text():
+            break
 
 
 def test_a_form_is_kept(setup):

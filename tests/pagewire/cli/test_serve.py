@@ -191,3 +191,9 @@ def test_kill_9_while_it_starts_leaves_nothing(start):
     stack.end(signal.SIGKILL)
     assert stack.wait_gone() == []
     assert stack.runtime_files() == []
+
+
+def test_where_smg_finds_the_engine_is_told_on_standard_error(start):
+    stack = start("--vllm-grpc-port=0").wait_ready()
+    listen = next(f for f in stack.child("scheduler_svc").cmdline() if "--vllm-grpc-listen=" in f)
+    assert f"grpc://{listen.partition('=')[2]}" in stack.stderr()

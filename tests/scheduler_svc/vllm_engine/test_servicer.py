@@ -107,6 +107,13 @@ async def test_kv_events_are_replayed_from_a_number_on(stack):
     call.cancel()
 
 
+async def test_a_subscriber_hears_at_once_that_it_is_one(stack):
+    call = stack.vllm.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
+    async with asyncio.timeout(10):
+        await call.initial_metadata()
+    call.cancel()
+
+
 async def test_a_subscriber_that_asks_for_what_is_gone_forgets_all_and_goes_on(stack):
     request = common_pb2.SubscribeKvEventsRequest(start_sequence_number=1000)
     call = stack.vllm.SubscribeKvEvents(request)
