@@ -13,7 +13,8 @@ import grpc
 
 from gateway.convert import requests
 from gateway.convert.batch import WholeOutputs, batch_request
-from gateway.convert.events import ChatEvents, Events, GenerateEvents, Response
+from gateway.convert.chat import ChatEvents, chat_request
+from gateway.convert.events import Events, GenerateEvents, Response
 from gateway.generation import GenerationRequest
 from gateway.request_service import RequestService
 from gateway.token_service import TokenService
@@ -35,7 +36,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         await self._stream(plan, GenerateEvents(request.response.return_token_ids), context)
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> None:  # type: ignore[override]
-        plan = requests.chat_request(request, context.time_remaining())
+        plan = chat_request(request, context.time_remaining())
         await self._stream(plan, ChatEvents(request.response.return_token_ids), context)
 
     async def GenerateBatch(  # type: ignore[override]
@@ -92,7 +93,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         async with self._service.generate(request) as generation:
 
             async def write(event: Response) -> None:
-                async with generation.deadline():  # a client may stop reading for good
+                async with generation.sending():  # a client may stop reading for good
                     await context.write(event)
 
             await write(events.started(generation))

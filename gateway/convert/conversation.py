@@ -116,9 +116,12 @@ def _text_part(part: inference_pb2.ContentPart, path: str) -> str:
 def _tool(tool: inference_pb2.Tool, path: str) -> dict[str, Any]:
     if not tool.name:
         raise invalid(f"{path}.name", "is required")
-    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
-    path = f"{path}.parameters_json"
-    function["parameters"] = _json_object(tool.parameters_json or "{}", path)
+    # Templates show what they get, so they get no more than models were trained on.
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters_json:
+        function["parameters"] = _json_object(tool.parameters_json, f"{path}.parameters_json")
     return {"type": "function", "function": function}
 
 

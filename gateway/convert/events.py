@@ -1,7 +1,7 @@
 """What a generation gives, as events of the public contract.
 
-Generate and Chat have the same events but for their deltas. `GenerateEvents` and `ChatEvents` say
-how each writes one; the order of events is the servicer's.
+Generate and Chat have the same events but for their deltas: `GenerateEvents` writes those of
+Generate, `chat.ChatEvents` those of Chat; the order of events is the servicer's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GenerateEvents:
     with_token_ids: bool
 
     def started(self, generation: Generation) -> Response:
-        return inference_pb2.GenerateResponse(started=_started(generation))
+        return inference_pb2.GenerateResponse(started=started_message(generation))
 
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Response]:
         for output in outputs:
@@ -60,29 +60,6 @@ class GenerateEvents:
 
     def usage(self, usage: Usage) -> Response:
         return inference_pb2.GenerateResponse(usage=usage_message(usage))
-
-
-@dataclass(frozen=True, slots=True)
-class ChatEvents:
-    """Implements `Events` for Chat."""
-
-    with_token_ids: bool
-
-    def started(self, generation: Generation) -> Response:
-        return inference_pb2.ChatResponse(started=_started(generation))
-
-    def outputs(self, outputs: Iterable[Output]) -> Iterator[Response]:
-        for output in outputs:
-            delta = inference_pb2.ChatDelta(index=output.index, content=output.text)
-            fill_tokens(delta, output, self.with_token_ids)
-            if is_news(delta):
-                yield inference_pb2.ChatResponse(delta=delta)
-            if output.finished is not None:
-                finished = finished_message(output.index, output.finished)
-                yield inference_pb2.ChatResponse(finished=finished)
-
-    def usage(self, usage: Usage) -> Response:
-        return inference_pb2.ChatResponse(usage=usage_message(usage))
 
 
 def is_news(delta: Delta) -> bool:
@@ -111,7 +88,7 @@ def usage_message(usage: Usage) -> common_pb2.Usage:
     )
 
 
-def _started(generation: Generation) -> inference_pb2.GenerationStarted:
+def started_message(generation: Generation) -> inference_pb2.GenerationStarted:
     return inference_pb2.GenerationStarted(
         request_id=generation.request_id,
         model=generation.model,

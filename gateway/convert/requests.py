@@ -57,15 +57,6 @@ def generate_request(
     )
 
 
-def chat_request(message: inference_pb2.ChatRequest, timeout_s: float | None) -> GenerationRequest:
-    """Read a ChatRequest.
-
-    Raises:
-        InvalidRequestError: Names the field.
-    """
-    return read_options(message, (read_conversation(message),), timeout_s)
-
-
 def prompt_to_tokenize(message: TokensRequest) -> tuple[str | ChatPrompt, bool]:
     """Return what CountTokens and Tokenize are about, and whether a text gets special tokens.
 

@@ -16,7 +16,8 @@ from pagewire.kit.errors import InvalidRequestError
 MAX_TOOLS = 128
 
 # OpenAI's, and the dots and slashes of names that gateways of tools give.
-_NAME = re.compile(r"[\w./:-]{1,128}")
+NAME = re.compile(r"[\w./:-]{1,128}")
+NAME_RULE = "must have 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes"
 _MODES = {
     "none": ToolChoice.NONE,
     "auto": ToolChoice.AUTO,
@@ -90,9 +91,8 @@ def _read_function(tool: Fields) -> dict[str, Any]:
     if function is None:
         raise invalid(tool.path("function"), "is required: give name and parameters")
     name = function.required_text("name")
-    if not _NAME.fullmatch(name):
-        rule = "must have 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes"
-        raise invalid(function.path("name"), rule)
+    if not NAME.fullmatch(name):
+        raise invalid(function.path("name"), NAME_RULE)
     shown: dict[str, Any] = {"name": name}
     if (description := function.text("description")) is not None:
         shown["description"] = description

@@ -47,7 +47,10 @@ def _read_template_arguments(fields: Fields) -> str:
     """Read what the template sees beside the conversation, documents and effort among it."""
     arguments = fields.object("chat_template_kwargs")
     documents = fields.array("documents")
-    values = _read_effort(fields) | (dict(arguments.items()) if arguments else {})
+    effort = fields.text("reasoning_effort")
+    values = effort_arguments(effort, "reasoning_effort") | (
+        dict(arguments.items()) if arguments else {}
+    )
     if documents:
         for index, document in enumerate(documents):
             if not isinstance(document, dict):
@@ -56,13 +59,16 @@ def _read_template_arguments(fields: Fields) -> str:
     return _to_json(values) if values else ""
 
 
-def _read_effort(fields: Fields) -> dict[str, Any]:
-    """Read the effort of reasoning as templates know it."""
-    effort = fields.text("reasoning_effort")
+def effort_arguments(effort: str | None, path: str) -> dict[str, Any]:
+    """Return the effort of reasoning, found at `path`, as templates know it.
+
+    Raises:
+        InvalidRequestError: There is no such effort.
+    """
     if effort is None:
         return {}
     if effort not in _EFFORTS:
-        raise invalid("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        raise invalid(path, f"must be one of {', '.join(_EFFORTS)}")
     # Most templates that can leave reasoning out go by this name.
     thinking = {"enable_thinking": False} if effort == _EFFORTS[0] else {}
     return {"reasoning_effort": effort, **thinking}

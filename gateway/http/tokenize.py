@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.generation import ChatPrompt
+from gateway.http.chat_tools import read_tools
 from gateway.http.conversation import read_conversation
 from gateway.http.fields import Fields, invalid
 from gateway.http.json_response import json_response
@@ -47,7 +48,8 @@ def read_tokenize(fields: Fields) -> TokenizeCall:
     if fields.get("messages") is not None:
         if prompt is not None:
             raise invalid("messages", "excludes prompt: give one of them")
-        prompt = read_conversation(fields)
+        tools = read_tools(fields)
+        prompt = replace(read_conversation(fields), tools_json=tools.template_json)
     if prompt is None:
         raise invalid("prompt", "is required: give a string, or messages")
     return TokenizeCall(

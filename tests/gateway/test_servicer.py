@@ -208,7 +208,7 @@ async def test_a_conversation_has_parts_calls_tools_and_arguments(gateway: Gatew
         {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     ]
     assert seen.messages[2].tool_call_id == "c1"
-    function = {"name": "f", "description": "", "parameters": {"type": "object"}}
+    function = {"name": "f", "parameters": {"type": "object"}}
     assert json.loads(seen.tools_json) == [{"type": "function", "function": function}]
     assert seen.template_arguments_json == '{"x":1}'
     tokens = await gateway.grpc.Tokenize(

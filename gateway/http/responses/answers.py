@@ -26,7 +26,6 @@ from gateway.http.responses.request import ResponseCall, own_field_names
 from gateway.http.responses.response_object import ResponseObject
 from gateway.live_generation import Generation
 from gateway.message_events import Content, Reasoning
-from gateway.message_parser import MessageParser
 from gateway.request_service import RequestService
 
 OnFinished = Callable[[dict[str, Any], OutputItems], None]
@@ -36,14 +35,13 @@ OnFinished = Callable[[dict[str, Any], OutputItems], None]
 class _Writer:
     """Turns the outputs of one generation into events, up to the finished response."""
 
-    def __init__(self, call: ResponseCall, generation: Generation, parser: MessageParser) -> None:
+    def __init__(self, call: ResponseCall, generation: Generation) -> None:
         self.items = OutputItems(call.with_logprobs)
         self.response = ResponseObject(call, generation)
         self.finished: dict[str, Any] | None = None
-        self._parser = parser
+        self._parser = generation.messages.parser()
         self._num_top = call.sampling.get("logprobs") or 0
         self._logprobs: list[TokenLogprobs] = []
-        self._num_reasoning_tokens = 0
 
     def begin(self) -> Iterator[Event]:
         for kind in ("response.created", "response.in_progress"):
@@ -54,8 +52,6 @@ class _Writer:
         parsed = self._parser.push(output.text)
         if output.finished is not None:
             parsed += self._parser.finish()
-        if parsed and all(isinstance(each, Reasoning) for each in parsed):
-            self._num_reasoning_tokens += len(output.token_ids)
         for event in parsed:
             if isinstance(event, Content):
                 yield from self.items.text(event.text, self._take_logprobs())
@@ -77,11 +73,7 @@ class _Writer:
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         is_complete = reason is not FinishReason.LENGTH
         yield from self.items.finish(is_complete)
-        self.finished = self.response.finished(
-            self.items.objects(),
-            is_complete=is_complete,
-            num_reasoning_tokens=self._num_reasoning_tokens,
-        )
+        self.finished = self.response.finished(self.items.objects(), is_complete)
         yield {"type": f"response.{self.finished['status']}", "response": self.finished}
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
@@ -98,7 +90,6 @@ class ResponseWork:
     service: RequestService
     call: ResponseCall
     request: GenerationRequest
-    parser: MessageParser
     on_finished: OnFinished
 
     @asynccontextmanager
@@ -120,7 +111,7 @@ class WholeResponse:
 
         async def generate() -> None:
             async with work.generate() as generation:
-                writer = _Writer(work.call, generation, work.parser)
+                writer = _Writer(work.call, generation)
                 async for outputs in generation.outputs():
                     for output in outputs:
                         _exhaust(writer.take(output))
@@ -149,10 +140,10 @@ class StreamedResponse:
         async with work.generate() as generation:
 
             async def send_in_time(message: Message) -> None:
-                async with generation.deadline():  # a client may stop reading for good
+                async with generation.sending():  # a client may stop reading for good
                     await send(message)
 
-            writer = _Writer(work.call, generation, work.parser)
+            writer = _Writer(work.call, generation)
             await send_in_time(START)
             try:
                 async for message in self._messages(generation, writer):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.generation import ChatMessage, ChatPrompt, GenerationRequest
+from gateway.http.conversation import effort_arguments
 from gateway.http.fields import Fields, check_text, invalid, wrong_type
 from gateway.http.known_names import refuse_unsupported
 from gateway.http.parameters import read_cache_salt, read_priority, read_sampling
@@ -85,6 +87,7 @@ class ResponseCall:
             cache_salt=self.cache_salt,
             priority=self.priority,
             truncate_prompt_tokens=-1 if self.truncate else None,
+            message=self.tools.message,
         )
 
 
@@ -96,7 +99,7 @@ def read_response(fields: Fields) -> ResponseCall:
     """
     _refuse(fields)
     tools = read_tools(fields)
-    sampling = _read_sampling(fields, tools)
+    sampling = _read_sampling(fields)
     with_logprobs = _LOGPROBS in (fields.texts("include") or ())
     top_logprobs = fields.integer("top_logprobs")
     if with_logprobs:
@@ -104,15 +107,16 @@ def read_response(fields: Fields) -> ResponseCall:
     instructions = fields.text("instructions")
     previous_response_id = fields.text("previous_response_id")
     truncation = _read_truncation(fields)
+    reasoning = _read_reasoning(fields)
     store = fields.boolean("store", default=True)
     echoed = {
         "instructions": instructions,
         "max_output_tokens": sampling.get("max_tokens"),
         "max_tool_calls": fields.integer("max_tool_calls"),
         "metadata": _read_metadata(fields),
-        "parallel_tool_calls": tools.parallel,
+        "parallel_tool_calls": tools.message.parallel_tool_calls,
         "previous_response_id": previous_response_id,
-        "reasoning": _read_reasoning(fields),
+        "reasoning": reasoning,
         "service_tier": "default",
         "store": store,
         "text": _echoed_text(fields),
@@ -129,7 +133,7 @@ def read_response(fields: Fields) -> ResponseCall:
         previous_response_id=previous_response_id,
         tools=tools,
         sampling=sampling,
-        template_arguments_json="",
+        template_arguments_json=_template_arguments(fields, reasoning["effort"]),
         truncate=truncation == "auto",
         cache_salt=read_cache_salt(fields),
         priority=read_priority(fields),
@@ -163,7 +167,7 @@ def _refuse(fields: Fields) -> None:
         fields.get(name)
 
 
-def _read_sampling(fields: Fields, tools: ResponseTools) -> dict[str, Any]:
+def _read_sampling(fields: Fields) -> dict[str, Any]:
     sampling = read_sampling(fields, ("max_output_tokens",))
     form = _read_format(fields)
     if form is not None:
@@ -216,6 +220,13 @@ def _read_reasoning(fields: Fields) -> dict[str, Any]:
         return {"effort": None, "summary": None}
     reasoning.text("generate_summary")
     return {"effort": reasoning.text("effort"), "summary": reasoning.text("summary")}
+
+
+def _template_arguments(fields: Fields, effort: str | None) -> str:
+    arguments = fields.object("chat_template_kwargs")
+    values = effort_arguments(effort, "reasoning.effort")
+    values |= dict(arguments.items()) if arguments is not None else {}
+    return json.dumps(values) if values else ""
 
 
 def _read_metadata(fields: Fields) -> dict[str, str]:

@@ -24,12 +24,10 @@ class ResponseObject:
         """Return the response as it begins."""
         return self._object("in_progress", [])
 
-    def finished(
-        self, output: list[dict[str, Any]], *, is_complete: bool, num_reasoning_tokens: int
-    ) -> dict[str, Any]:
+    def finished(self, output: list[dict[str, Any]], is_complete: bool) -> dict[str, Any]:
         """Return the response at its end; incomplete: it has as many tokens as it may have."""
         details = None if is_complete else {"reason": "max_output_tokens"}
-        usage = _usage_object(self._generation.usage, num_reasoning_tokens)
+        usage = _usage_object(self._generation.usage)
         status = "completed" if is_complete else "incomplete"
         return self._object(status, output) | {"incomplete_details": details, "usage": usage}
 
@@ -58,11 +56,11 @@ class ResponseObject:
         }
 
 
-def _usage_object(usage: Usage, num_reasoning_tokens: int) -> dict[str, Any]:
+def _usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -16,7 +16,6 @@ from gateway.http.responses.output_items import OutputItems
 from gateway.http.responses.request import ResponseCall, read_response
 from gateway.http.responses.store import ResponseStore, StoredResponse
 from gateway.http.tokenize import ReadFields
-from gateway.message_parser import MessageParser
 from gateway.request_service import RequestService
 from pagewire.kit.errors import InvalidRequestError
 
@@ -45,7 +44,7 @@ class ResponsesRoutes:
         conversation = (*previous, *call.input)
         plan = call.generation_request(previous)
         on_finished = partial(self._keep, call, conversation)
-        work = ResponseWork(self._service, call, plan, MessageParser(), on_finished)
+        work = ResponseWork(self._service, call, plan, on_finished)
         return StreamedResponse(work, self._keep_alive_s) if call.stream else WholeResponse(work)
 
     async def retrieve(self, request: Request) -> Response:

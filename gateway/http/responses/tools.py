@@ -6,34 +6,32 @@ Tools that OpenAI's servers run themselves (`web_search`, `file_search`, ...) ar
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from gateway.http.chat_tools import MAX_TOOLS, NAME, NAME_RULE
 from gateway.http.fields import Fields, invalid, wrong_type
+from gateway.message_request import MessageRequest, tools_of
+from gateway.tools.tool import ToolChoice
 from pagewire.kit.errors import InvalidRequestError
 
-MAX_TOOLS = 128
-
-_MODES = ("none", "auto", "required")
+_MODES = {
+    "none": ToolChoice.NONE,
+    "auto": ToolChoice.AUTO,
+    "required": ToolChoice.REQUIRED,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseTools:
     """The functions that the model may call, and whether it must."""
 
-    functions: tuple[dict[str, Any], ...] = ()
-    """In the form of chat completions."""
-    choice: Any = "auto"
-    """`none`, `auto`, `required`, or an object that names a function, as in chat completions."""
-    parallel: bool = True
-    echoed: list[dict[str, Any]] = field(default_factory=list)
+    message: MessageRequest
+    template_json: str
+    """The tools for the chat template; empty: none."""
+    echoed: list[dict[str, Any]]
     """The tools as the response repeats them."""
-    echoed_choice: Any = "auto"
-
-    @property
-    def template_json(self) -> str:
-        """The tools for the chat template; empty: none."""
-        return json.dumps(self.functions) if self.functions else ""
+    echoed_choice: str | dict[str, Any]
 
 
 def read_tools(fields: Fields) -> ResponseTools:
@@ -53,13 +51,22 @@ def read_tools(fields: Fields) -> ResponseTools:
         function, echo = _read_function(Fields(tool, here))
         functions.append(function)
         echoed.append(echo)
-    choice, echoed_choice = _read_choice(fields, [each["name"] for each in echoed])
+    names = [each["name"] for each in echoed]
+    if len(set(names)) < len(names):
+        raise invalid("tools", "have the same name twice")
+    choice, name = _read_choice(fields, names)
+    shown = [] if choice is ToolChoice.NONE else functions
+    callable_ = [each for each in shown if not name or each["function"]["name"] == name]
     return ResponseTools(
-        functions=tuple(functions),
-        choice=choice,
-        parallel=fields.boolean("parallel_tool_calls", default=True),
+        message=MessageRequest(
+            tools=tools_of(callable_),
+            tool_choice=choice if functions else ToolChoice.NONE,
+            parallel_tool_calls=fields.boolean("parallel_tool_calls", default=True),
+        ),
+        # ASCII, so that a lone surrogate inside stays an escape.
+        template_json=json.dumps(shown) if shown else "",
         echoed=echoed,
-        echoed_choice=echoed_choice,
+        echoed_choice={"type": "function", "name": name} if name else choice.name.lower(),
     )
 
 
@@ -73,33 +80,38 @@ def _read_function(tool: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
             field=tool.path("type"),
         )
     name = tool.required_text("name")
-    if not name:
-        raise invalid(tool.path("name"), "must not be empty")
+    if not NAME.fullmatch(name):
+        raise invalid(tool.path("name"), NAME_RULE)
     parameters = tool.object("parameters")
     schema = dict(parameters.items()) if parameters is not None else None
-    strict, description = tool.boolean("strict"), tool.text("description")
-    echo = {"type": "function", "name": name, "description": description}
-    echo = {**echo, "parameters": schema, "strict": strict}
-    function: dict[str, Any] = {"name": name, "parameters": schema if schema is not None else {}}
-    if description is not None:
-        function["description"] = description
+    description = tool.text("description")
+    echo: dict[str, Any] = {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": schema,
+        "strict": tool.boolean("strict"),
+    }
+    # Templates show what they get, so they get no more than models were trained on.
+    given = {"name": name, "description": description, "parameters": schema}
+    function = {key: value for key, value in given.items() if value is not None}
     return {"type": "function", "function": function}, echo
 
 
-def _read_choice(fields: Fields, names: list[str]) -> tuple[Any, Any]:
-    """Return the choice in the form of chat completions, and as the response repeats it."""
+def _read_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, str]:
+    """Return the choice, and the name that it names."""
     value = fields.get("tool_choice")
     if value is None:
-        return "auto", "auto"
+        return ToolChoice.AUTO, ""
     if isinstance(value, str):
         if value not in _MODES:
             raise invalid("tool_choice", f"must be one of {', '.join(_MODES)}, or an object")
         if value == "required" and not names:
             raise invalid("tool_choice", "required needs tools to choose from")
-        return value, value
-    choice = fields.object("tool_choice")
-    if choice is None:
-        return "auto", "auto"
+        return _MODES[value], ""
+    if not isinstance(value, dict):
+        raise wrong_type("tool_choice", value, "a string or an object")
+    choice = Fields(value, "tool_choice")
     kind = choice.required_text("type")
     if kind != "function":
         raise InvalidRequestError(
@@ -110,5 +122,4 @@ def _read_choice(fields: Fields, names: list[str]) -> tuple[Any, Any]:
     name = choice.required_text("name")
     if name not in names:
         raise invalid("tool_choice.name", "must be the name of one of tools")
-    named = {"type": "function", "function": {"name": name}}
-    return named, {"type": "function", "name": name}
+    return ToolChoice.NAMED, name

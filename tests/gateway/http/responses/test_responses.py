@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from gateway.config import RequestLimits
+from gateway.message_config import MessageConfig
 from pagewire.v1 import common_pb2
 from tests.fakes.fake_scheduler import MODEL, NUM_CACHED_TOKENS
 from tests.fakes.fake_tokenizer import decode
@@ -233,3 +234,92 @@ async def test_what_cannot_be_honoured_is_refused_by_name(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
     assert gateway.scheduler.adds == []
+
+
+FUNCTION: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+CALL = (
+    'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+)
+
+
+async def test_a_call_of_a_function_is_an_item_and_its_answer_goes_back(
+    gateway: Gateway, client: openai.AsyncOpenAI
+) -> None:
+    gateway.scheduler.script = CALL
+    stream = await client.responses.create(input="Hi", tools=[FUNCTION], stream=True)
+    events = [event async for event in stream]
+    last = events[-1]
+    assert last.type == "response.completed"
+    message, call = last.response.output
+    assert message.type == "message" and last.response.output_text == "Let me see."
+    assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Köln"}
+    kinds = [event.type for event in events]
+    assert kinds[-4:] == [
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+    gateway.scheduler.script = "Rain."
+    again = await client.responses.create(
+        input=output, tools=[FUNCTION], previous_response_id=last.response.id
+    )
+    assert again.output_text == "Rain."
+    turns = gateway.tokenizer.requests[-1].messages
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool"]
+    assert turns[1].content == "Let me see."
+    assert json.loads(turns[1].tool_calls_json)[0]["id"] == turns[2].tool_call_id == call.call_id
+    tools = json.loads(gateway.tokenizer.requests[-1].tools_json)
+    assert tools[0]["function"] == {
+        "name": "get_weather",
+        "parameters": FUNCTION["parameters"],
+    }
+
+
+async def test_a_named_function_is_a_form_of_the_output(
+    gateway: Gateway, client: openai.AsyncOpenAI
+) -> None:
+    gateway.scheduler.script = '{"city": "Köln"}'
+    response = await client.responses.create(
+        input="Hi", tools=[FUNCTION], tool_choice={"type": "function", "name": "get_weather"}
+    )
+    (call,) = response.output
+    assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Köln"}
+    assert gateway.scheduler.adds[-1].sampling_params.HasField("structured_outputs")
+    assert response.tool_choice == openai.types.responses.ToolChoiceFunction(
+        type="function", name="get_weather"
+    )
+
+
+async def test_reasoning_is_an_item_of_its_own(run_gateway: GatewayFactory) -> None:
+    messages = MessageConfig(reasoning_parser="qwen3")
+    async with run_gateway(messages=messages) as gateway:
+        gateway.scheduler.script = "<think>hm</think>so"
+        url = f"{gateway.base_url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+            response = await client.responses.create(input="Hi", reasoning={"effort": "low"})
+    reasoning, message = response.output
+    assert reasoning.type == "reasoning" and message.type == "message"
+    assert reasoning.content is not None and reasoning.content[0].text == "hm"
+    assert response.output_text == "so"
+    arguments = json.loads(gateway.tokenizer.requests[-1].template_arguments_json)
+    assert arguments["reasoning_effort"] == "low"
+
+
+async def test_logprobs_come_where_they_are_included(client: openai.AsyncOpenAI) -> None:
+    asked: Any = {"input": "ab", "max_output_tokens": 3, "top_logprobs": 2}
+    plain = await client.responses.create(**asked)
+    response = await client.responses.create(**asked, include=["message.output_text.logprobs"])
+    for each, num_tokens in ((plain, 0), (response, 3)):
+        (message,) = each.output
+        assert message.type == "message" and message.content[0].type == "output_text"
+        logprobs = message.content[0].logprobs or []
+        assert len(logprobs) == num_tokens
+    assert logprobs[0].token == ">" and logprobs[0].logprob == -0.5
+    assert len(logprobs[0].top_logprobs) == 2
