@@ -13,7 +13,8 @@ import random
 import pytest
 
 from pagewire.sampling_params import SamplingParams
-from tests.e2e.completions import TokenRequest, one_by_one, together
+from tests.e2e.completions import TokenRequest, one_by_one
+from tests.e2e.held import at_once
 from tests.e2e.requests import SIM_VOCABULARY
 from tests.e2e.stack import start_stack
 from tests.e2e.switches import ALL, Switches, covering, settings
@@ -61,7 +62,7 @@ async def check(switches: Switches) -> None:
         assert await one_by_one(stack.http_url, requests[:NUM_ALONE]) == expected[:NUM_ALONE]
         load = await wait_for_load(stack, is_idle)
         assert (load.num_steps < load.generation_tokens) == switches.speculation
-        assert await together(stack.http_url, requests) == expected
+        assert await at_once(stack, requests) == expected
         load = await wait_for_load(stack, is_idle)
     assert (load.num_preemptions > 0) == switches.tiny_pool
     assert (load.prefix_cache_hits > 0) == switches.caching

@@ -15,7 +15,8 @@ import pytest
 
 from pagewire.sampling_params import SamplingParams
 from tests.e2e.closeness import smollm2_gap
-from tests.e2e.completions import TokenRequest, one_by_one, together
+from tests.e2e.completions import TokenRequest, one_by_one
+from tests.e2e.held import at_once
 from tests.e2e.stack import start_stack
 from tests.e2e.switches import REFERENCE, Switches, covering
 from tests.e2e.test_requests import is_idle, wait_for_load
@@ -85,7 +86,7 @@ class Comparison:
             if alone:
                 outputs = await one_by_one(stack.http_url, self.requests)
                 self._compare(f"{switches} alone", outputs)
-            outputs = await together(stack.http_url, [*self.requests, *others])
+            outputs = await at_once(stack, [*self.requests, *others])
             self._compare(f"{switches}", outputs[: len(self.requests)])
             load = await wait_for_load(stack, is_idle)
         assert (load.num_preemptions > 0) == switches.tiny_pool

@@ -22,6 +22,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.e2e.closeness import smollm2_gap
 from tests.e2e.completions import TokenRequest, one_by_one, together
+from tests.e2e.held import at_once
 from tests.e2e.requests import generate
 from tests.e2e.stack import Stack, start_stack
 from tests.e2e.test_requests import is_idle, wait_for_load
@@ -98,7 +99,7 @@ async def test_ranks_give_what_one_worker_gives_and_none_is_missed(
 ) -> None:
     flags, victim = LAYOUTS[layout]
     with start_stack(*model, *flags, *CROWDED) as stack:
-        assert await together(stack.http_url, requests) == expected
+        assert await at_once(stack, requests) == expected
         load = await wait_for_load(stack, is_idle)
         assert load.num_preemptions > 0
         assert load.prefix_cache_hits > 0

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from pagewire.sampling_params import SamplingParams
-from tests.e2e.completions import TokenRequest, one_by_one, together
+from tests.e2e.completions import TokenRequest, one_by_one
+from tests.e2e.held import at_once
 from tests.e2e.stack import Stack, start_stack
 from tests.e2e.test_requests import is_idle, wait_for_load
 from tests.worker_svc.tiny_models import write_tiny_model
@@ -87,7 +88,7 @@ async def test_a_crowded_stack_gives_the_tokens_of_the_torch_backend(tmp_path: P
         expected = await one_by_one(stack.http_url, requests)
     xformers = ("--attention-backend=xformers", f"--log-dir={tmp_path}")
     with start_stack(*flags, *CROWDED, *xformers, env=INTERPRETER) as stack:
-        assert await together(stack.http_url, requests) == expected
+        assert await at_once(stack, requests) == expected
         load = await wait_for_load(stack, is_idle)
         [output] = await one_by_one(stack.http_url, [make_certain_request()])
         after = await wait_for_load(stack, is_idle)
