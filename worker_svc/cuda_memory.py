@@ -36,6 +36,7 @@ class CudaBudget:
         self._groups = groups
         self._device = device
         release_cuda_memory()
+        self._allocated_before = torch.cuda.memory_allocated(device)
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         cache = config.cache
         self._is_sized = cache.kv_cache_memory_bytes is not None
@@ -48,12 +49,12 @@ class CudaBudget:
         self._kv_bytes = cache.kv_cache_memory_bytes
 
     def weight_limit(self) -> int:
-        return self._requested_bytes - torch.cuda.memory_allocated(self._device)
+        return self._requested_bytes - self._own_bytes()
 
     def measure(self, model: LoadedModel, progress: ProgressCallback) -> None:
         if self._kv_bytes is not None:
             return
-        weight_bytes = torch.cuda.memory_allocated(self._device)
+        weight_bytes = self._own_bytes()
         progress("profile_memory", 0.0)
         with self._groups.rehearsing():
             peak_bytes = largest_step(
@@ -92,6 +93,10 @@ class CudaBudget:
 
     def release(self) -> None:
         release_cuda_memory()
+
+    def _own_bytes(self) -> int:
+        """What this runner's tensors take."""
+        return torch.cuda.memory_allocated(self._device) - self._allocated_before
 
     def _other_bytes(self) -> int:
         """In use on the device beside PyTorch's allocator, by whomever."""

@@ -56,7 +56,7 @@ def graph_bytes(model: LoadedModel, config: EngineConfig, progress: ProgressCall
 
     Two are recorded. The first has the memory that all share, the second shows what one more takes.
     """
-    if model.graph_backend is None:
+    if model.make_graph_backend is None:
         return 0
     block_size = config.cache.block_size
     sizes = model.graph_sizes(config.scheduler.max_num_seqs, block_size)

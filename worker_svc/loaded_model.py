@@ -47,15 +47,15 @@ class LoadedModel:
         device: torch.device,
         backend: AttentionBackend,
         sampler: StepSampler,
-        graph_backend: GraphBackend | None = None,
+        make_graph_backend: Callable[[], GraphBackend] | None = None,
     ) -> None:
         self.model = model
         self.info = info
         self.device = device
         self.backend = backend
         self.sampler = sampler
-        self.graph_backend = graph_backend
-        """How graphs are recorded; None: none are."""
+        self.make_graph_backend = make_graph_backend
+        """Makes what records graphs; None: none are recorded."""
         self.graphs: GraphRunner | None = None
         """Over the KV cache that there is."""
         # On a CPU the same numbers are promised in float32 whatever the batch.
@@ -68,9 +68,9 @@ class LoadedModel:
 
     def make_graphs(self, sizes: GraphSizes) -> GraphRunner:
         """Graphs that are not recorded yet; there is a way to record them."""
-        if self.graph_backend is None:
+        if self.make_graph_backend is None:
             raise RuntimeError("this model records no graphs")
-        return GraphRunner(self.model, sizes, self.device, self.graph_backend)
+        return GraphRunner(self.model, sizes, self.device, self.make_graph_backend())
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states, at least [num_scheduled_tokens, hidden_size]; writes keys and values."""
@@ -139,8 +139,8 @@ def load_model(
     info = _model_info(built, source, dtype, name, device)
     kind: Any = Sampler if device.type == "cpu" else DeviceSampler
     sampler: StepSampler = kind(info.eos_token_ids, config.model.logprobs_mode)
-    graph_backend = choose_graph_backend(config, built.model, backend, device, make_graph_backend)
-    return LoadedModel(built.model, info, device, backend, sampler, graph_backend)
+    recorder = choose_graph_backend(config, built.model, backend, device, make_graph_backend)
+    return LoadedModel(built.model, info, device, backend, sampler, recorder)
 
 
 def open_source(config: EngineConfig) -> WeightSource:

@@ -26,8 +26,20 @@ def check_available(available_bytes: int, bytes_per_block: int) -> None:
         raise _too_little(needed_bytes, available_bytes, advice)
 
 
-def check_weights(needed_bytes: int, free_bytes: int) -> None:
+CPU_ADVICE = "set --quantization int8 or int4, or --dtype bfloat16, or give the worker more memory"
+CUDA_ADVICE = (
+    "set --dtype bfloat16, or --gpu-memory-utilization higher, or --tensor-parallel-size, or use "
+    "a device with more memory"
+)
+
+
+def check_weights(needed_bytes: int, free_bytes: int, advice: str = CPU_ADVICE) -> None:
     """Check that weights fit, before memory is taken for them: the kernel would end the process.
+
+    Args:
+        needed_bytes: What they take.
+        free_bytes: What they may take.
+        advice: What helps.
 
     Raises:
         FailedPreconditionError: They do not; the message says how much is missing.
@@ -36,8 +48,7 @@ def check_weights(needed_bytes: int, free_bytes: int) -> None:
         missing_bytes = needed_bytes - free_bytes
         raise FailedPreconditionError(
             f"the weights need {_mib(needed_bytes)} and {_mib(free_bytes)} are available: "
-            f"{_mib(missing_bytes)} are missing; set --quantization int8 or int4, or "
-            "--dtype bfloat16, or give the worker more memory",
+            f"{_mib(missing_bytes)} are missing; {advice}",
             reason=WEIGHTS_REASON,
             metadata={"needed_bytes": str(needed_bytes), "missing_bytes": str(missing_bytes)},
         )

@@ -110,7 +110,7 @@ class ModelRunner:
             )
         try:
             loaded.backend.allocate_kv_cache(num_blocks, block_size)
-            if loaded.graph_backend is not None and loaded.graphs is None:
+            if loaded.make_graph_backend is not None and loaded.graphs is None:
                 sizes = loaded.graph_sizes(self._config.scheduler.max_num_seqs, block_size)
                 graphs = loaded.make_graphs(sizes)
                 graphs.capture(loaded.backend, _log_progress)

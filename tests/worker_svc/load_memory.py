@@ -108,7 +108,7 @@ def load(directory: Path) -> tuple[int, int]:
         EngineConfig(
             model=ModelConfig(model=str(directory), dtype="bfloat16"),
             cache=CacheConfig(kv_cache_memory_bytes=2**20),
-            device=DeviceConfig(num_threads=1),
+            device=DeviceConfig(device="cpu", num_threads=1),
         )
     )
     release_free_memory()  # what the C library keeps would be used again, unseen

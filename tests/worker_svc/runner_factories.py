@@ -24,7 +24,7 @@ def make_model_runner(directory: Path) -> ModelRunner:
     tiny_models.write_tiny_model(directory)
     config = EngineConfig(
         model=ModelConfig(model=str(directory), dtype="float32"),
-        device=DeviceConfig(num_threads=1),
+        device=DeviceConfig(device="cpu", num_threads=1),
     )
     runner = ModelRunner(config)
     runner.load(lambda stage, fraction: None)

@@ -28,7 +28,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     monkeypatch.setattr(cpu_memory, "free_memory_bytes", lambda: FREE_BYTES)
     return EngineConfig(
         model=ModelConfig(model=str(tmp_path), dtype="float32"),
-        device=DeviceConfig(num_threads=1),
+        device=DeviceConfig(device="cpu", num_threads=1),
     )
 
 

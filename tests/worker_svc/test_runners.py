@@ -94,12 +94,18 @@ def test_the_simulated_device_has_no_weights_to_quantize() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim", "auto"])
-def test_a_setting_of_cuda_alone_is_refused_elsewhere(device: Device) -> None:
+def test_a_setting_of_cuda_alone_is_refused_elsewhere(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = EngineConfig(
         cache=CacheConfig(gpu_memory_utilization=0.5), device=DeviceConfig(device=device)
     )
     with pytest.raises(ValueError, match="--kv-cache-memory-bytes"):
         make_runner(config)
+    eager = EngineConfig(device=DeviceConfig(device=device, enforce_eager=True))
+    with pytest.raises(ValueError, match="leave --enforce-eager out"):
+        make_runner(eager)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def runner() -> ModelRunner:
     runner = ModelRunner(
         EngineConfig(
             model=ModelConfig(model="smollm2", dtype="float32"),
-            device=DeviceConfig(num_threads=1),
+            device=DeviceConfig(device="cpu", num_threads=1),
         )
     )
     runner.load(lambda phase, fraction: None)

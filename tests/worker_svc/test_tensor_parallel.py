@@ -45,7 +45,7 @@ def config_of(model: Path, tp_size: int = 1, pp_size: int = 1) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(model=str(model), dtype="float32"),
         cache=CacheConfig(kv_cache_memory_bytes=2**24),
-        device=DeviceConfig(num_threads=1),
+        device=DeviceConfig(device="cpu", num_threads=1),
         parallel=ParallelConfig(tensor_parallel_size=tp_size, pipeline_parallel_size=pp_size),
     )
 

@@ -52,7 +52,7 @@ def make_config(model: Path, **fields: Any) -> EngineConfig:
     config = ModelConfig(
         model=str(model), **({"dtype": "float32", "model_impl": "transformers"} | fields)
     )
-    return EngineConfig(model=config, device=DeviceConfig(num_threads=1))
+    return EngineConfig(model=config, device=DeviceConfig(device="cpu", num_threads=1))
 
 
 def serve(reference: Any, directory: Path, **fields: Any) -> Served:

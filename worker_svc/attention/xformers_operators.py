@@ -166,9 +166,13 @@ def _import_fmha(interpret: bool) -> Any:
     logging.getLogger("xformers").setLevel(logging.ERROR)
     try:
         from xformers.ops import fmha
+        from xformers.ops.fmha import common
     except ImportError as error:
         raise ValueError(
             "attention_backend xformers cannot be imported: install pagewire[worker-gpu], or use "
             "--attention-backend torch"
         ) from error
+    # Without that extension it refuses every operator on CUDA. The ones that are used here are
+    # Triton's and PyTorch's own: they need none of it.
+    common._built_with_cuda = True
     return fmha

@@ -6,6 +6,7 @@ Called once a load.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -33,13 +34,16 @@ def choose_graph_backend(
     attention: AttentionBackend,
     device: torch.device,
     make_backend: GraphBackendFactory,
-) -> GraphBackend | None:
-    """How this model is recorded; None: it is not. On a CPU nothing is, and nothing is said."""
+) -> Callable[[], GraphBackend] | None:
+    """Makes what records this model; None: it is not recorded.
+
+    On a CPU nothing is, and nothing is said.
+    """
     if device.type != "cuda":
         return None
     problem = _problem(config, model, attention)
     log.info("cuda_graphs", recorded=problem is None, reason=problem or "the device is CUDA")
-    return make_backend(device) if problem is None else None
+    return partial(make_backend, device) if problem is None else None
 
 
 def _problem(config: EngineConfig, model: CausalModel, attention: AttentionBackend) -> str | None:

@@ -12,7 +12,10 @@ from worker_svc.graphs.runner import Replay
 
 
 class CudaGraphBackend:
-    """Graphs that share one pool of memory, since they are replayed one after another."""
+    """Graphs that share one pool of memory, since they are replayed one after another.
+
+    The pool ends with the last of them: those that come later need another backend.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()

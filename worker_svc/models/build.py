@@ -17,7 +17,7 @@ from pagewire.kit.logs import get_logger
 from worker_svc.cpu_memory import free_memory_bytes
 from worker_svc.device import CPU
 from worker_svc.layers.linear import quantize_linears
-from worker_svc.memory import check_weights
+from worker_svc.memory import CPU_ADVICE, CUDA_ADVICE, check_weights
 from worker_svc.models.base import CausalModel
 from worker_svc.models.config import LlamaConfig, UnsupportedModelError
 from worker_svc.models.llama import LlamaForCausalLM
@@ -83,7 +83,8 @@ def build_model(
         if isinstance(source, DummySource):
             form += "\0dummy"
         elif device.type != "cpu" and groups.layout.world_size == 1:
-            _check_whole(source, dtype, limit)  # There memory is taken before it is written.
+            # There memory is taken before it is written.
+            _check_whole(source, dtype, limit(), device)
         with torch.device(device):
             model = model_class(implementation.architecture)(shape, max_model_len, dtype, groups)
         if config.quantization != "none":
@@ -107,7 +108,7 @@ def build_model(
             "tensor_parallel_size and pipeline_parallel_size must be 1 for architecture "
             f"{implementation.architecture}, which runs on the Transformers backend"
         )
-    _check_whole(source, dtype, limit)
+    _check_whole(source, dtype, limit(), device)
     model = _load_with_transformers(source, implementation, max_model_len, dtype, progress, device)
     form = f"{str(dtype).removeprefix('torch.')}\0{_transformers_form(source)}"
     return BuiltModel(model, shape, max_model_len, form)
@@ -130,9 +131,12 @@ def _load_own(
         load_weights(slots, source, progress, model.tensor_names())
 
 
-def _check_whole(source: WeightSource, dtype: torch.dtype, weight_limit: Callable[[], int]) -> None:
+def _check_whole(
+    source: WeightSource, dtype: torch.dtype, limit_bytes: int, device: torch.device
+) -> None:
     num_weights = sum(math.prod(source.shape(name)) for name in source.names())
-    check_weights(num_weights * dtype.itemsize, weight_limit())
+    advice = CPU_ADVICE if device.type == "cpu" else CUDA_ADVICE
+    check_weights(num_weights * dtype.itemsize, limit_bytes, advice)
 
 
 def _load_with_transformers(

@@ -40,7 +40,7 @@ def generate(
     """Greedy tokens; the first request has drafts, the last is preempted once."""
     config = EngineConfig(
         model=ModelConfig(model=str(model), dtype="float32"),
-        device=DeviceConfig(num_threads=1),
+        device=DeviceConfig(device="cpu", num_threads=1),
         attention=AttentionConfig(attention_backend=backend),
     )
     runner = ModelRunner(config)

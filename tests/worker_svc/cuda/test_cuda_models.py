@@ -32,8 +32,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"architecture": "GPTNeoX"},
     "gemma2": {"architecture": "Gemma2", "head_dim": 64},
 }
-CLEAR_GAP = 2.0
-"""Logits this far apart are not confused by bfloat16."""
+CLEAR_GAP = 6.0
+"""Logits this far apart, of up to 60, are not confused by bfloat16."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -63,7 +63,7 @@ def test_half_types_give_its_clear_tokens(tmp_path: Path, name: str, dtype: str)
                 assert gap < CLEAR_GAP
                 break
             num_compared += 1
-    assert num_compared > 4
+    assert num_compared > 12
 
 
 def test_the_backend_is_chosen_by_type(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def make_config(directory: Path) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(model=str(directory), dtype="float32"),
         scheduler=SchedulerConfig(max_num_seqs=6),
-        device=DeviceConfig(num_threads=1, device="cpu"),
+        device=DeviceConfig(device="cpu", num_threads=1),
     )
 
 
@@ -36,7 +36,7 @@ def load_runner(config: EngineConfig, backend: RerunBackend | None) -> ModelRunn
     runner = ModelRunner(config)
     runner.load(lambda stage, fraction: None)
     assert runner._loaded is not None
-    runner._loaded.graph_backend = backend
+    runner._loaded.make_graph_backend = None if backend is None else lambda: backend
     return runner
 
 
@@ -49,7 +49,7 @@ def directory(tmp_path: Path) -> Path:
 def run(runner: ModelRunner, lengths: list[int], **options: Any) -> list[DriverRequest]:
     driver = StepDriver(runner, num_blocks=128, block_size=16, **options)
     requests = [
-        driver.add(prompt, ASKING, max_tokens=4 + index, preempt_after=3 if index == 1 else None)
+        driver.add(prompt, ASKING, max_tokens=7 + index, preempt_after=3 if index == 1 else None)
         for index, prompt in enumerate(make_prompts(lengths))
     ]
     driver.run()
@@ -193,7 +193,7 @@ def test_eager_is_chosen_where_it_must_be(directory: Path) -> None:
             config, loaded.model, attention, torch.device(device), lambda device: backend
         )
 
-    assert chosen(config, "cuda", captures=True) is backend
+    assert chosen(config, "cuda", captures=True)() is backend
     assert chosen(config, "cuda", captures=False) is None
     assert chosen(config, "cpu", captures=True) is None
     eager = replace(config, device=replace(config.device, enforce_eager=True))

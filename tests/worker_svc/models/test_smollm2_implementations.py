@@ -20,7 +20,7 @@ def greedy_ids(
     runner = ModelRunner(
         EngineConfig(
             model=ModelConfig(model="smollm2", dtype="float32", model_impl=model_impl),
-            device=DeviceConfig(num_threads=1),
+            device=DeviceConfig(device="cpu", num_threads=1),
         )
     )
     runner.load(lambda stage, fraction: None)

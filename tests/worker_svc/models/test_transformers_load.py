@@ -239,7 +239,9 @@ def test_code_in_a_models_directory_is_never_run(tmp_path: Path) -> None:
 
 def first_logprobs(directory: Path, dtype: Any) -> dict[int, float]:
     config = ModelConfig(model=str(directory), dtype=dtype)
-    runner = ModelRunner(EngineConfig(model=config, device=DeviceConfig(num_threads=1)))
+    runner = ModelRunner(
+        EngineConfig(model=config, device=DeviceConfig(device="cpu", num_threads=1))
+    )
     info = runner.load(lambda stage, fraction: None)
     assert (info.dtype, info.architecture) == (dtype, "OlmoForCausalLM")
     assert (info.num_layers, info.num_kv_heads, info.head_dim) == (2, 2, 16)

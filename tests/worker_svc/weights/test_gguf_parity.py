@@ -22,7 +22,9 @@ MAX_TOKENS = 12
 
 def make_runner(path: Path, model_impl: Any) -> ModelRunner:
     config = ModelConfig(model=str(path), dtype="float32", model_impl=model_impl)
-    runner = ModelRunner(EngineConfig(model=config, device=DeviceConfig(num_threads=1)))
+    runner = ModelRunner(
+        EngineConfig(model=config, device=DeviceConfig(device="cpu", num_threads=1))
+    )
     runner.load(lambda stage, fraction: None)
     return runner
 
