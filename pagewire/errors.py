@@ -19,6 +19,7 @@ from pagewire.kit.errors import (
     UnauthenticatedError,
     UnimplementedError,
 )
+from pagewire.offline.errors import PromptsFailedError
 
 __all__ = [
     "AlreadyExistsError",
@@ -29,6 +30,7 @@ __all__ = [
     "NotFoundError",
     "PagewireError",
     "PermissionDeniedError",
+    "PromptsFailedError",
     "QueueFullError",
     "RequestCancelledError",
     "ServiceUnavailableError",

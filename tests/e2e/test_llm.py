@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pagewire import LLM, SamplingParams
-from pagewire.offline.errors import PromptsFailedError
+from pagewire.errors import PromptsFailedError
 from tests.e2e.requests import SIM_VOCABULARY
 from tests.e2e.stack import Stack
 from worker_svc.sim.oracle import expected_tokens

@@ -13,12 +13,12 @@ from pagewire import LLM, SamplingParams
 from pagewire.errors import (
     InternalError,
     InvalidRequestError,
+    PromptsFailedError,
     QueueFullError,
     ServiceUnavailableError,
     UnauthenticatedError,
 )
 from pagewire.offline import runner
-from pagewire.offline.errors import PromptsFailedError
 from pagewire.v1 import common_pb2, inference_pb2
 from tests.fakes.scripted_inference import ScriptedInference, running_inference
 
