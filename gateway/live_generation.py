@@ -16,7 +16,7 @@ from gateway.message_plan import MessageReader
 from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
 from gateway.reasoning.token_counter import ReasoningTokenCounter
-from pagewire.kit.errors import DeadlineExceededError, PagewireError
+from pagewire.kit.errors import DeadlineExceededError, PagewireError, QueueFullError
 
 
 class Generation:
@@ -29,6 +29,7 @@ class Generation:
         deadline_s: float,
         collector: OutputCollector,
         metrics: GatewayMetrics,
+        send_timeout_s: float,
         system_fingerprint: str = "",
         prompt_only: bool = False,
     ) -> None:
@@ -47,6 +48,7 @@ class Generation:
         self.collector = collector
         self.requests: list[LiveRequest] = []
         self._deadline_s = deadline_s
+        self._send_timeout_s = send_timeout_s
         self._num_outputs_per_prompt = 1
         self._started_s = time.monotonic()
         self._metrics = metrics
@@ -126,6 +128,26 @@ class Generation:
         except TimeoutError:
             self.abort_reason = AbortReason.DEADLINE
             raise DeadlineExceededError("the request's deadline passed") from None
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """End a write inside that waits too long for a client that reads nothing.
+
+        Raises:
+            DeadlineExceededError: The request's time is over.
+            QueueFullError: The client had its time to read.
+        """
+        limit_s = asyncio.get_running_loop().time() + self._send_timeout_s
+        if self._deadline_s <= limit_s:
+            async with self.deadline():
+                yield
+            return
+        try:
+            async with asyncio.timeout_at(limit_s):
+                yield
+        except TimeoutError:
+            message = f"the client has read nothing for {self._send_timeout_s:g} s"
+            raise QueueFullError(message, reason="SLOW_CLIENT") from None
 
     async def _take(self, idle_s: float | None) -> list[Output]:
         async with self.deadline():

@@ -116,6 +116,7 @@ class RequestService:
                 self._limits.max_buffered_output_bytes, lambda: self._release(generation)
             ),
             metrics=self._metrics,
+            send_timeout_s=self._timeouts.send_timeout_s,
             system_fingerprint=f"fp_{info.engine_fingerprint[:_NUM_FINGERPRINT_DIGITS]}",
             prompt_only=request.prompt_only,
         )

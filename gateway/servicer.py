@@ -47,7 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             whole = WholeOutputs(generation, plan.n, request.response.return_token_ids)
             async for outputs in generation.outputs():
                 if (ended := whole.take(outputs)) is not None:
-                    async with generation.deadline():
+                    async with generation.sending():
                         await context.write(ended)
 
     async def Embed(

@@ -166,7 +166,7 @@ class StreamedAnswer:
         async with self._service.generate(self._request) as generation:
 
             async def send_in_time(message: Message) -> None:
-                async with generation.deadline():  # a client may stop reading for good
+                async with generation.sending():  # a client may stop reading for good
                     await send(message)
 
             start = {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
