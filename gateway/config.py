@@ -70,6 +70,8 @@ class Timeouts:
     """Seconds for a client to send its whole HTTP body."""
     send_timeout_s: float = field(default=60.0, metadata={"flag": "--send-timeout"})
     """Seconds that output may wait for a client that reads nothing, until its request is ended."""
+    stream_keep_alive_s: float = field(default=15.0, metadata={"flag": "--stream-keep-alive"})
+    """Seconds without an event until an HTTP stream gets a comment, so that proxies keep it."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -161,6 +163,9 @@ class GatewayConfig:
     """Schedulers: host:port, dns:///name:port or unix:/path."""
     tokenizers: tuple[str, ...] = ("127.0.0.1:50051",)
     """Tokenizers: host:port, dns:///name:port or unix:/path; one is used at a time."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Sampling parameters of requests that name none. auto: those that the model's own generation
+    config recommends; vllm: none of them, so temperature 1 and all else off."""
     gateway_id: str | None = None
     """Name of this gateway, unique among those of a scheduler; none: a random one."""
     drain_timeout_s: float = field(default=30.0, metadata={"flag": "--drain-timeout"})

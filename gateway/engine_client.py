@@ -48,6 +48,8 @@ class EngineSettings:
     identity: GatewayIdentity
     connect_timeout_s: float
     recovery_timeout_s: float
+    use_model_defaults: bool = True
+    """Take the sampling defaults that the model's publisher recommends."""
 
 
 class EngineClient:
@@ -148,7 +150,7 @@ class EngineClient:
             accepted = await stream.open(self._settings.identity, self._generation, timeout_s)
             if accepted.engine_fingerprint != answer.engine_fingerprint:
                 raise StreamLostError("the engine changed while we connected")
-            self._on_connected(stream, _engine_info(answer))
+            self._on_connected(stream, _engine_info(answer, self._settings))
             await stream.run()
         finally:
             self._stream = None
@@ -190,14 +192,19 @@ class EngineClient:
             request.fail(ServiceUnavailableError(message, reason=reason))
 
 
-def _engine_info(answer: scheduler_pb2.GetEngineInfoResponse) -> EngineInfo:
+def _engine_info(
+    answer: scheduler_pb2.GetEngineInfoResponse, settings: EngineSettings
+) -> EngineInfo:
     model = answer.model_info
+    defaults = SamplingParams()
+    if settings.use_model_defaults:
+        defaults = sampling_params_from_proto(model.default_sampling_params)
     return EngineInfo(
         served_model_names=tuple(answer.served_model_names),
         max_model_len=answer.max_model_len,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
-        default_sampling_params=sampling_params_from_proto(model.default_sampling_params),
+        default_sampling_params=defaults,
         engine_fingerprint=answer.engine_fingerprint,
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         max_logprobs=answer.max_logprobs,

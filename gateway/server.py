@@ -81,7 +81,7 @@ class GatewayServer:
             registry=registry,
         )
         timeout_s = config.timeouts.body_timeout_s
-        settings = HttpSettings(config.limits, timeout_s)
+        settings = HttpSettings(config.limits, timeout_s, config.timeouts.stream_keep_alive_s)
         routes = build_app(self.service, tokens, metrics, settings)
         self.http_server = HttpServer(
             guarded(routes, clients, config.cors, metrics),
@@ -135,7 +135,12 @@ class GatewayServer:
         identity = GatewayIdentity(
             config.gateway_id or f"gateway-{secrets.token_hex(8)}", secrets.randbits(_EPOCH_BITS)
         )
-        settings = EngineSettings(identity, timeouts.connect_timeout_s, timeouts.recovery_timeout_s)
+        settings = EngineSettings(
+            identity,
+            timeouts.connect_timeout_s,
+            timeouts.recovery_timeout_s,
+            use_model_defaults=config.generation_config == "auto",
+        )
         on_change = self.readiness.changed.set
         engines = EnginePool(config.schedulers, settings, detokenizer, on_change)
         tokenizer = TokenizerClient(

@@ -16,22 +16,32 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 from pagewire.kit.errors import InvalidRequestError
 
+_JSON = "application/json"
+
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     """Return the whole body.
 
     Raises:
+        InvalidRequestError: Its content type is not JSON's.
         BodyTooLargeError: It has more than `max_bytes`.
         BodyTimeoutError: It did not arrive in `timeout_s`.
         ClientGoneError: The client left before it was complete.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(request, max_bytes)
+            body = await _read(request, max_bytes)
     except TimeoutError:
         raise BodyTimeoutError(timeout_s) from None
     except ClientDisconnect:
         raise ClientGoneError from None
+    # Pages of other origins can send every other type without having been allowed to.
+    media_type = request.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    if media_type != _JSON:
+        raise InvalidRequestError(
+            f"Content-Type: must be {_JSON}, not {media_type[:64]!a}", reason="INVALID_JSON"
+        )
+    return body
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

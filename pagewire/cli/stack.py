@@ -116,6 +116,11 @@ class GatewayOptions:
     """Seconds for a client to send its whole HTTP body."""
     send_timeout_s: float = field(default=60.0, metadata={"flag": "--send-timeout"})
     """Seconds that output may wait for a client that reads nothing, until its request is ended."""
+    stream_keep_alive_s: float = field(default=15.0, metadata={"flag": "--stream-keep-alive"})
+    """Seconds without an event until an HTTP stream gets a comment, so that proxies keep it."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Sampling parameters of requests that name none. auto: those that the model's own generation
+    config recommends; vllm: none of them, so temperature 1 and all else off."""
     gateway_id: str | None = None
     """Name of this gateway, unique among those of a scheduler; none: a random one."""
     api_key_file: Path | None = None

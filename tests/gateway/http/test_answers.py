@@ -1,4 +1,4 @@
-"""What a client that stops reading can hold up, and for how long."""
+"""Streams to clients that stop reading, and to those that wait."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from gateway.config import Timeouts
 from gateway.generation import GenerationRequest
 from gateway.http import answers
 from gateway.http.answers import StreamedAnswer
 from gateway.http.chat import ChatShape
 from gateway.http.errors import ClientGoneError
 from gateway.http.parameters import StreamOptions
-from tests.gateway.conftest import Gateway
+from tests.fakes.fake_scheduler import MODEL
+from tests.gateway.conftest import Gateway, GatewayFactory
 
 
 @pytest.mark.parametrize("part", [b'"role":"assistant"', b'"completion_tokens"', b"[DONE]"])
@@ -41,3 +43,22 @@ async def test_no_write_to_a_client_that_stops_reading_lasts_beyond_the_deadline
             await answer({"type": "http"}, receive, send)
     assert stuck
     await gateway.server.service.wait_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_stream_that_waits_gets_comments(run_gateway: GatewayFactory, path: str) -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    body = {"model": MODEL, "max_tokens": 2, "stream": True, "temperature": 0}
+    body |= {"prompt": "abc"} if path == "/v1/completions" else {"messages": messages}
+    timeouts = Timeouts(stream_keep_alive_s=0.05)
+    async with run_gateway(timeouts=timeouts) as gateway:
+        gateway.scheduler.go_on.clear()
+        lines = []
+        async with gateway.http.stream("POST", path, json=body) as answer:
+            async for line in answer.aiter_lines():
+                lines.append(line)
+                if lines.count(": keep-alive") == 2:
+                    gateway.scheduler.go_on.set()
+    # A comment is a whole event, which ends with an empty line.
+    assert lines[lines.index(": keep-alive") + 1] == ""
+    assert lines[-2:] == ["data: [DONE]", ""]

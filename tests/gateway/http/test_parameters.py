@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL
+from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL, FakeScheduler
 from tests.fakes.fake_tokenizer import BOS, decode, encode
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, GatewayFactory
 from tests.gateway.http.events import events_of
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -167,6 +167,39 @@ async def test_all_chunks_have_one_head(gateway: Gateway, path: str) -> None:
     names = ("id", "object", "created", "model", "system_fingerprint")
     assert len({tuple(event[name] for name in names) for event in events}) == 1
     assert events[0]["system_fingerprint"].startswith("fp_")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("text/plain", 400),
+        ("application/x-www-form-urlencoded", 400),
+    ],
+)
+async def test_a_body_of_another_type_than_json_is_refused(
+    gateway: Gateway, content_type: str, status: int
+) -> None:
+    answer = await gateway.http.post(
+        PATHS[0], content=json.dumps(body(PATHS[0])), headers={"content-type": content_type}
+    )
+    assert answer.status_code == status, answer.text
+    if status == 400:
+        assert "Content-Type" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("config", "temperature"), [("auto", 0.25), ("vllm", 1.0)])
+async def test_the_models_recommendations_can_be_left_aside(
+    run_gateway: GatewayFactory, config: str, temperature: float
+) -> None:
+    scheduler = FakeScheduler()
+    scheduler.info.model_info.default_sampling_params.temperature = 0.25
+    async with run_gateway(scheduler, generation_config=config) as gateway:
+        await post(gateway, PATHS[0], temperature=None)
+        await post(gateway, PATHS[0], temperature=0.5)
+    found = [add.sampling_params.temperature for add in scheduler.adds]
+    assert found == [temperature, 0.5]
 
 
 async def test_what_a_chat_template_gets_beside_the_conversation(gateway: Gateway) -> None:
