@@ -25,6 +25,7 @@ from gateway.http.completions import read_completion
 from gateway.http.fields import Fields
 from gateway.http.json_response import json_response
 from gateway.http.known_names import UnknownNames
+from gateway.http.openapi.document import openapi_json
 from gateway.http.responses.routes import ResponsesRoutes
 from gateway.http.responses.store import ResponseStore
 from gateway.http.tokenize import TokenizeRoutes
@@ -75,6 +76,7 @@ def build_app(
             Route("/ping", api.health, methods=["GET", "POST"]),
             Route("/version", api.version),
             Route("/metrics", api.metrics),
+            Route("/openapi.json", api.openapi),
         ],
         redirect_slashes=False,
     )
@@ -119,6 +121,9 @@ class _Api:
 
     async def load(self, request: Request) -> Response:
         return json_response({"server_load": self._service.num_live_requests})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(openapi_json(), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         body = generate_latest(self._metrics.registry)

@@ -99,6 +99,10 @@ class Fields:
         """Return all that the object holds, as it is."""
         return self._values
 
+    def asked(self) -> frozenset[str]:
+        """Return the names that somebody asked for, there or not."""
+        return frozenset(self._known)
+
     def unknown(self) -> list[str]:
         """Return the names that are there and that nobody asked for."""
         return [name for name in self._values if name not in self._known]

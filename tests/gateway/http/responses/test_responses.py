@@ -308,7 +308,7 @@ async def test_reasoning_is_an_item_of_its_own(run_gateway: GatewayFactory) -> N
     assert reasoning.type == "reasoning" and message.type == "message"
     assert reasoning.content is not None and reasoning.content[0].text == "hm"
     assert response.output_text == "so"
-    arguments = json.loads(gateway.tokenizer.requests[-1].template_arguments_json)
+    arguments = json.loads(gateway.tokenizer.requests[0].template_arguments_json)
     assert arguments["reasoning_effort"] == "low"
 
 
