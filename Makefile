@@ -36,7 +36,8 @@ test-long: setup ## all tests, the long forms too
 	$(BIN)/pytest
 
 exactness: setup ## long forms of: how a request is computed changes no token
-	$(BIN)/pytest tests/e2e/test_exactness_sim.py tests/e2e/test_exactness_smollm2.py tests/e2e/test_speculation.py
+	$(BIN)/pytest tests/e2e/test_exactness_sim.py tests/e2e/test_exactness_smollm2.py tests/e2e/test_speculation.py \
+		tests/worker_svc/test_batch_invariance.py
 
 structured: setup ## 300 JSON schemas answered by the embedded model, as a table
 	$(BIN)/pytest tests/e2e/test_structured_outputs.py -k 300_schemas
