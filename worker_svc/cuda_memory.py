@@ -108,4 +108,5 @@ def release_cuda_memory() -> None:
     """Give the device what no tensor holds any more."""
     gc.collect()  # modules and graphs may point at each other
     torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # tens of MiB for each stream
     torch.cuda.empty_cache()

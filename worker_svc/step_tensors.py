@@ -38,7 +38,7 @@ class StepTensors:
             parts = tuple(torch.from_numpy(array) for array in arrays)
         else:
             sizes = [len(array) for array in arrays]
-            parts = put(np.concatenate(arrays), device).split(sizes)
+            parts = torch.split(put(np.concatenate(arrays), device), sizes)
         token_ids, positions, slots, tables = parts
         return cls(
             token_ids,

@@ -79,6 +79,6 @@ def make_attention_backend(
     from worker_svc.attention.xformers_backend import XformersAttentionBackend, XformersSettings
     from worker_svc.attention.xformers_operators import XformersOperators
 
-    settings = XformersSettings.for_device(device, batch_invariant=config.model.batch_invariant)
+    settings = XformersSettings.for_device(device)
     operators = XformersOperators(interpret=device.type == "cpu")
     return choice.name, XformersAttentionBackend(spec, dtype, operators, settings)

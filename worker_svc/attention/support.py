@@ -23,7 +23,8 @@ TRITON_VERSIONS = ((3, 6), (3, 9))
 class Capabilities:
     """What one backend does on one platform."""
 
-    runs_in_tests: bool
+    tests: str
+    """The target of make that runs them."""
     dtypes: tuple[str, ...]
     block_sizes: tuple[int, ...] | None
     """None: any."""
@@ -40,7 +41,15 @@ _HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 SUPPORT: Mapping[tuple[str, Platform], Capabilities] = MappingProxyType(
     {
         ("torch", "cpu"): Capabilities(
-            runs_in_tests=True,
+            tests="test",
+            dtypes=("float32", "bfloat16", "float16"),
+            block_sizes=None,
+            head_dims=None,
+            softcap=True,
+            prefill="gathered tiles",
+        ),
+        ("torch", "cuda"): Capabilities(
+            tests="test-cuda",
             dtypes=("float32", "bfloat16", "float16"),
             block_sizes=None,
             head_dims=None,
@@ -48,7 +57,7 @@ SUPPORT: Mapping[tuple[str, Platform], Capabilities] = MappingProxyType(
             prefill="gathered tiles",
         ),
         ("xformers", "cpu"): Capabilities(
-            runs_in_tests=True,
+            tests="test",
             dtypes=("float32", "float16"),
             block_sizes=_BLOCK_SIZES,
             head_dims=_HEAD_DIMS,
@@ -56,12 +65,12 @@ SUPPORT: Mapping[tuple[str, Platform], Capabilities] = MappingProxyType(
             prefill="split-K, in pieces",
         ),
         ("xformers", "cuda"): Capabilities(
-            runs_in_tests=False,
+            tests="test-cuda",
             dtypes=("bfloat16", "float16"),
             block_sizes=_BLOCK_SIZES,
             head_dims=_HEAD_DIMS,
             softcap=False,
-            prefill="flash or cutlass over gathered pages; with --batch-invariant split-K",
+            prefill="flash over gathered pages",
         ),
     }
 )

@@ -1,9 +1,9 @@
 """Paged attention by xformers: the split-K operator through block tables, prefill over pages.
 
 Decode, verification and short chunks go through the block tables; longer rows are computed over
-keys gathered from their pages, or, where that kernel does not run (a CPU) or must not
-(`batch_invariant`), in pieces through the block tables. Owns the KV cache; which rows go where is
-in `xformers_plan`, the tensors of a step are in `xformers_calls`.
+keys gathered from their pages, or, where that kernel does not run (a CPU), in pieces through the
+block tables. Owns the KV cache; which rows go where is in `xformers_plan`, the tensors of a step
+are in `xformers_calls`, those of a graph in `xformers_decode`.
 
 A query's keys are added up in tiles from the first position it sees, in splits of a fixed size: in
 one order whatever the batch. Not so over gathered pages, where the kernel of the device decides.
@@ -26,7 +26,7 @@ from worker_svc.attention.xformers_plan import plan_step
 
 @dataclass(frozen=True, slots=True)
 class XformersSettings:
-    """What depends on the device and on how equal numbers must be."""
+    """What depends on the device."""
 
     device: torch.device
     gather_prefill: bool
@@ -35,9 +35,9 @@ class XformersSettings:
     """Few shapes of calls, for a kernel that is compiled for each."""
 
     @classmethod
-    def for_device(cls, device: torch.device, *, batch_invariant: bool) -> XformersSettings:
+    def for_device(cls, device: torch.device) -> XformersSettings:
         on_cuda = device.type == "cuda"
-        return cls(device, gather_prefill=on_cuda and not batch_invariant, pad_calls=on_cuda)
+        return cls(device, gather_prefill=on_cuda, pad_calls=on_cuda)
 
 
 class XformersAttentionBackend:

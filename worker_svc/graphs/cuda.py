@@ -19,7 +19,7 @@ class CudaGraphBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], torch.Tensor]) -> Replay:
         """See `GraphBackend`."""

@@ -7,11 +7,12 @@ Owns the graphs and what they read; how one is recorded is the backend's. On the
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from worker_svc.attention.base import AttentionBackend, StepAttention
+from worker_svc.attention.base import AttentionBackend, DecodeAttention, StepAttention
 from worker_svc.graphs.inputs import GraphInputs
 from worker_svc.graphs.sizes import GraphSize, GraphSizes
 from worker_svc.input_batch import StepInputs
@@ -29,6 +30,15 @@ class GraphBackend(Protocol):
 
     def record(self, work: Callable[[], torch.Tensor]) -> Replay:
         """Runs `work` at least once, and records what it does with the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A graph, and what must live as long as it does."""
+
+    replay: Replay
+    attention: DecodeAttention
+    """A device's graph knows its tensors by their addresses alone."""
 
 
 class GraphRunner:
@@ -49,7 +59,7 @@ class GraphRunner:
         self._sizes = sizes
         self._backend = backend
         self._inputs = GraphInputs(sizes.largest, device)
-        self._replays: dict[GraphSize, Replay] = {}
+        self._recorded: dict[GraphSize, _Recorded] = {}
 
     @torch.inference_mode()
     def capture(self, attention: AttentionBackend, progress: ProgressCallback) -> None:
@@ -75,7 +85,7 @@ class GraphRunner:
             decode.refresh()
             return self._forward(view.token_ids.long(), view.positions.long(), decode)
 
-        self._replays[size] = self._backend.record(work)
+        self._recorded[size] = _Recorded(self._backend.record(work), decode)
 
     def run(self, inputs: StepInputs) -> torch.Tensor | None:
         """Hidden states [num_rows, hidden_size] of a step, or None: it fits no graph."""
@@ -86,4 +96,4 @@ class GraphRunner:
         if size is None:
             return None
         self._inputs.write(inputs, size)
-        return self._replays[size]()[:num_rows]
+        return self._recorded[size].replay()[:num_rows]

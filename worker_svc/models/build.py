@@ -109,9 +109,9 @@ def build_model(
             f"{implementation.architecture}, which runs on the Transformers backend"
         )
     _check_whole(source, dtype, limit(), device)
-    model = _load_with_transformers(source, implementation, max_model_len, dtype, progress, device)
+    served = _load_with_transformers(source, implementation, max_model_len, dtype, progress, device)
     form = f"{str(dtype).removeprefix('torch.')}\0{_transformers_form(source)}"
-    return BuiltModel(model, shape, max_model_len, form)
+    return BuiltModel(served, shape, max_model_len, form)
 
 
 def _load_own(

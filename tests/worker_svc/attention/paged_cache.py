@@ -9,7 +9,12 @@ from itertools import pairwise
 
 import torch
 
-from worker_svc.attention.base import AttentionBackend, AttentionMetadata, AttentionSpec
+from worker_svc.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionSpec,
+    DecodeTensors,
+)
 
 CPU = torch.device("cpu")
 Part = tuple[int, int, int]
@@ -97,6 +102,39 @@ class PagedCache:
         outputs = [output[start:end] for start, end in pairwise(starts)]
         by_part = dict(zip(parts, outputs, strict=True))
         return [by_part[part] for part in sorted(by_part)]
+
+    def decode(self, parts: Sequence[Part], num_rows: int, width: int) -> list[torch.Tensor]:
+        """Computes single tokens through `DecodeTensors` of that size; in the order of `parts`.
+
+        The rest of the rows is padding, whose output must be zero.
+        """
+        device = self.device
+        tables = torch.zeros(num_rows, width, dtype=torch.int32)
+        slots = torch.full((num_rows,), -1, dtype=torch.int32)
+        seq_lens = torch.zeros(num_rows, dtype=torch.int32)
+        for row, (index, start, end) in enumerate(parts):
+            block_ids = self.sequences[index].block_ids
+            tables[row, : len(block_ids)] = torch.tensor(block_ids)
+            slots[row], seq_lens[row] = self.slots(index, start, end)[0], end
+        tensors = DecodeTensors(
+            torch.full_like(slots, -1).to(device),
+            torch.zeros_like(tables).to(device),
+            torch.zeros_like(seq_lens).to(device),
+        )
+        attention = self.backend.prepare_decode(tensors)
+        # As graphs do: what is read comes after the attention over it was made.
+        tensors.slot_mapping.copy_(slots)
+        tensors.block_tables.copy_(tables)
+        tensors.seq_lens.copy_(seq_lens)
+        attention.refresh()
+        columns = []
+        for name in ("query", "key", "value"):
+            rows = [getattr(self.sequences[i], name)[start:end] for i, start, end in parts]
+            padding = rows[0].new_full((num_rows - len(parts), *rows[0].shape[1:]), 1e4)
+            columns.append(torch.cat([*rows, padding]))
+        output = attention(0, *columns)
+        assert not output[len(parts) :].any()
+        return list(output[: len(parts)].split(1))
 
     def expected(self, index: int) -> torch.Tensor:
         """Attention over the whole sequence at once, in float64."""

@@ -43,6 +43,7 @@ def make_spec(head_dim: int = 64, softcap: float | None = None) -> AttentionSpec
         ("xformers", CPU, torch.float32, "xformers"),
         ("xformers", CPU, torch.float16, "xformers"),
         ("auto", CUDA, torch.bfloat16, "xformers"),
+        ("auto", CUDA, torch.float32, "torch"),
         ("xformers", CUDA, torch.float16, "xformers"),
     ],
 )
@@ -102,6 +103,13 @@ def test_a_model_that_caps_its_scores_falls_back_with_one_line(
     assert (name, type(backend)) == ("torch", TorchAttentionBackend)
     assert [line["backend"] for line in logged] == ["torch"]
     assert "cannot cap attention scores" in logged[0]["reason"]
+
+
+def test_on_cuda_a_model_that_caps_its_scores_falls_back_unless_xformers_was_asked_for() -> None:
+    spec = make_spec(softcap=50.0)
+    choice = choose_attention_backend(make_config("auto"), spec, torch.bfloat16, CUDA)
+    assert choice.name == "torch"
+    assert "cannot cap attention scores" in choice.reason
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

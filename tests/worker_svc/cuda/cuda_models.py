@@ -62,7 +62,7 @@ def run_prompts(
     max_tokens: int = 12,
     **options: Any,
 ) -> list[DriverRequest]:
-    driver = StepDriver(runner, num_blocks=256, block_size=16, **options)
+    driver = StepDriver(runner, **{"num_blocks": 256, "block_size": 16} | options)
     requests = [driver.add(prompt, params, max_tokens) for prompt in make_prompts(lengths)]
     driver.run()
     return requests

@@ -9,7 +9,6 @@ import torch
 
 from tests.worker_svc.attention.xformers_pairs import BackendPair
 from tests.worker_svc.cuda.devices import CUDA, needs_cuda
-from worker_svc.attention.base import DecodeTensors
 from worker_svc.attention.xformers_operators import XformersOperators
 
 pytestmark = needs_cuda
@@ -117,26 +116,8 @@ def test_xformers_mixed_step_with_padding_on_cuda(dtype: torch.dtype) -> None:
 def test_xformers_decode_of_a_graph_is_that_of_a_step(
     window: int | None, dtype: torch.dtype
 ) -> None:
-    """The same bits, but for calls whose tables are wider: exact zeros are added."""
     pair = make_pair(window=window, dtype=dtype)
-    parts = sorted(last_tokens(1), key=lambda part: -part[2])
-    expected = dict(zip(last_tokens(1), pair.check(last_tokens(1)), strict=True))
-    cached, num_rows, width = pair.xformers, len(parts), 128
-    tables = torch.zeros(8, width, dtype=torch.int32, device=CUDA)
-    slots = torch.full((8,), -1, dtype=torch.int32, device=CUDA)
-    seq_lens = torch.zeros(8, dtype=torch.int32, device=CUDA)
-    rows: dict[str, list[torch.Tensor]] = {"query": [], "key": [], "value": []}
-    for row, (index, start, end) in enumerate(parts):
-        sequence = cached.sequences[index]
-        block_ids = torch.tensor(sequence.block_ids, dtype=torch.int32)
-        tables[row, : len(block_ids)] = block_ids.to(CUDA)
-        slots[row], seq_lens[row] = cached.slots(index, start, end)[0], end
-        for name, column in rows.items():
-            column.append(getattr(sequence, name)[start:end])
-    decode = pair.backend.prepare_decode(DecodeTensors(slots, tables, seq_lens))
-    decode.refresh()
-    columns = [torch.cat([*column, *[column[0]] * (8 - num_rows)]) for column in rows.values()]
-    output = decode(0, *columns)
-    assert not output[num_rows:].any()
-    for row, part in enumerate(parts):
-        torch.testing.assert_close(output[row : row + 1], expected[part], atol=0.0, rtol=0.0)
+    parts = last_tokens(1)
+    expected = pair.check(parts)
+    for output, one in zip(pair.xformers.decode(parts, 8, 128), expected, strict=True):
+        torch.testing.assert_close(output, one, atol=0.0, rtol=0.0)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pagewire.engine_config import SpeculativeConfig
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.cuda.cuda_models import load_runner, make_config, run_prompts, write_model
-from tests.worker_svc.cuda.devices import needs_cuda
+from tests.worker_svc.cuda.devices import CUDA, needs_cuda
 from tests.worker_svc.step_driver import DriverRequest, StepDriver
 from worker_svc.model_runner import ModelRunner
 
@@ -80,6 +81,19 @@ def test_the_graphs_are_used_and_only_where_they_fit(
     driver.run()
     # Prefill, decode, a mixed step, then decodes.
     assert used == [False, True, False, True, True]
+
+
+def test_memory_that_was_free_when_graphs_were_recorded_may_be_written(
+    runners: tuple[ModelRunner, ModelRunner],
+) -> None:
+    runner = runners[0]
+    runner.allocate_kv_cache(200, 16)
+    expected = [r.logprobs for r in run_prompts(runner, [20, 9, 33], ASKING, num_blocks=200)]
+    # Of many sizes, so that whatever is free is taken.
+    taken = [torch.full((2**power,), -1, device=CUDA) for power in range(5, 22) for _ in range(50)]
+    again = [r.logprobs for r in run_prompts(runner, [20, 9, 33], ASKING, num_blocks=200)]
+    assert again == expected
+    del taken
 
 
 def test_nothing_is_written_for_padding(runners: tuple[ModelRunner, ModelRunner]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +18,10 @@ from tests.worker_svc.graphs.rerun import RerunBackend
 from tests.worker_svc.runner_factories import make_prompts
 from tests.worker_svc.step_driver import DriverRequest, StepDriver
 from tests.worker_svc.tiny_models import write_tiny_model
+from worker_svc.attention.base import DecodeTensors
+from worker_svc.graphs.choice import choose_graph_backend
 from worker_svc.graphs.inputs import GraphInputs
+from worker_svc.graphs.runner import GraphRunner
 from worker_svc.graphs.sizes import GraphSize, GraphSizes
 from worker_svc.input_batch import StepInputs
 from worker_svc.model_runner import ModelRunner
@@ -136,6 +142,38 @@ def test_progress_goes_from_nothing_to_all(directory: Path) -> None:
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
 
 
+def test_what_a_graph_reads_lives_as_long_as_the_graph(directory: Path) -> None:
+    """A recorded graph knows addresses; nothing but the graphs' owner holds what is there."""
+    runner = load_runner(make_config(directory), RerunBackend())
+    runner.allocate_kv_cache(16, 16)
+    loaded = runner._loaded
+    assert loaded is not None
+    made: list[weakref.ref[Any]] = []
+
+    class Noting:
+        def prepare_decode(self, tensors: DecodeTensors) -> Any:
+            decode = loaded.backend.prepare_decode(tensors)
+            made.append(weakref.ref(decode))
+            return decode
+
+    class Forgetting:
+        def record(self, work: Any) -> Any:
+            output = work()
+            return lambda: output
+
+    sizes = loaded.graph_sizes(6, 16)
+    graphs: GraphRunner | None = GraphRunner(loaded.model, sizes, CPU, Forgetting())
+    assert graphs is not None
+    attention: Any = Noting()
+    graphs.capture(attention, lambda stage, fraction: None)
+    gc.collect()
+    assert len(made) == len(sizes)
+    assert all(reference() is not None for reference in made)
+    graphs = None
+    gc.collect()
+    assert all(reference() is None for reference in made)
+
+
 def test_what_is_written_is_what_the_view_shows() -> None:
     largest, size = GraphSize(8, 64), GraphSize(4, 32)
     memory = GraphInputs(largest, CPU)
@@ -159,8 +197,6 @@ def test_what_is_written_is_what_the_view_shows() -> None:
 
 
 def _inputs(num_rows: int, num_blocks: int) -> StepInputs:
-    import numpy as np
-
     ints = np.arange(num_rows)
 
     class Row:
@@ -180,8 +216,6 @@ def _inputs(num_rows: int, num_blocks: int) -> StepInputs:
 
 
 def test_eager_is_chosen_where_it_must_be(directory: Path) -> None:
-    from worker_svc.graphs.choice import choose_graph_backend
-
     runner = load_runner(make_config(directory), None)
     loaded = runner._loaded
     assert loaded is not None

@@ -1,0 +1,55 @@
+"""Which device a rank gets; CUDA as torch would tell of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pagewire.kit.errors import FailedPreconditionError
+from worker_svc.device import NO_CUDA, put, put_list, select_device
+
+
+@pytest.fixture
+def four_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_devices(monkeypatch, 4)
+
+
+def see_devices(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+
+
+def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_devices(monkeypatch, 1)
+    assert select_device("auto") == torch.device("cuda", 0)
+    assert select_device("cpu") == torch.device("cpu")
+    see_devices(monkeypatch, 0)
+    assert select_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("four_devices")
+def test_ranks_of_a_machine_take_its_devices_in_turn() -> None:
+    chosen = [select_device("cuda", rank, num_ranks_here=4).index for rank in range(4)]
+    assert chosen == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("four_devices")
+def test_more_ranks_than_devices_are_refused() -> None:
+    with pytest.raises(FailedPreconditionError, match="5 workers on this machine") as caught:
+        select_device("cuda", 4, num_ranks_here=5)
+    assert caught.value.reason == NO_CUDA
+
+
+def test_a_worker_that_was_given_one_device_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_devices(monkeypatch, 1)
+    assert select_device("cuda", 3, num_ranks_here=4) == torch.device("cuda", 0)
+
+
+def test_on_a_cpu_an_array_is_its_own_tensor() -> None:
+    array = np.arange(3)
+    tensor = put(array, torch.device("cpu"))
+    array[0] = 7
+    assert tensor.tolist() == [7, 1, 2]
+    assert put_list([4, 5], torch.device("cpu")).dtype == torch.int64
