@@ -23,5 +23,7 @@ def without_smg_proto(monkeypatch):
 
 async def test_a_missing_package_is_found_before_anything_starts(without_smg_proto):
     config = load_config(ServeConfig, prog="x", argv=["--vllm-grpc-port=0"], env={})
-    with pytest.raises(ConfigError, match=r"--vllm-grpc-port needs .*pip install 'pagewire\[smg\]'"):
+    with pytest.raises(
+        ConfigError, match=r"--vllm-grpc-port needs .*pip install 'pagewire\[smg\]'"
+    ):
         await serve(config)
