@@ -23,7 +23,7 @@ from worker_svc.sim.oracle import expected_output
 
 NUM_REQUESTS = 33
 NUM_ALONE = 9
-TINY_POOL = 40
+TINY_POOL = 24
 """Blocks: of 16 tokens, for requests of up to 240."""
 FLAGS = ("--device=sim", "--max-model-len=256")
 FEW = tuple(covering(2))
