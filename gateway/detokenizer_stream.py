@@ -38,6 +38,9 @@ class _ToSpell:
     output: Sequence[int]
 
 
+_NOTHING_TO_SPELL = _ToSpell(0, (), ())
+
+
 @dataclass(frozen=True, slots=True)
 class _SentFrame:
     """What must be known of a frame until it is answered."""
@@ -174,6 +177,8 @@ def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> _ToSpel
 def _to_spell(entry: OpenRequest, new_token_ids: Sequence[int]) -> _ToSpell:
     """Collect what the logprobs that go with the row need."""
     request, prompt, output = entry.request, list[int](), list[int]()
+    if not request.wants_logprobs and request.waiting_prompt_logprobs is None:
+        return _NOTHING_TO_SPELL
     if request.waiting_prompt_logprobs is not None and not entry.prompt_spelled:
         entry.prompt_spelled = True
         first, *others = request.request.prompt_token_ids

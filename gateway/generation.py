@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.message_request import MessageRequest
 
@@ -113,9 +113,11 @@ class Finished:
     stop_string: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """One token that could stand at a place, and how likely it was there."""
+class Logprob(NamedTuple):
+    """One token that could stand at a place, and how likely it was there.
+
+    A tuple, as a prompt may have a quarter of a million of them.
+    """
 
     token_id: int
     token_bytes: bytes
@@ -126,8 +128,7 @@ class Logprob:
     """1 is the likeliest token of the vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """One place of a prompt or an output."""
 
     token: Logprob

@@ -96,9 +96,16 @@ class DetokenizeSession:
                 self._row(row, answer)
         for handle in frame.closes:
             self._open.pop(handle, None)
-        bytes_of = self._model.vocabulary.bytes_of
-        answer.extra_token_bytes = [bytes_of(token_id) for token_id in frame.extra_token_ids]
+        await self._spell(frame.extra_token_ids, answer)
         return answer
+
+    async def _spell(self, token_ids: Sequence[int], answer: TextFrame) -> None:
+        bytes_of = self._model.vocabulary.bytes_of
+        for start in range(0, len(token_ids), _TOKENS_BETWEEN_PAUSES):
+            if start:
+                await asyncio.sleep(0)
+            part = token_ids[start : start + _TOKENS_BETWEEN_PAUSES]
+            answer.extra_token_bytes += [bytes_of(token_id) for token_id in part]
 
     def _start(self, opened: OpenRequest, answer: TextFrame) -> None:
         problem = self._problem(opened)

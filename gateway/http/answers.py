@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.generation import GenerationRequest, Output, Usage
@@ -22,6 +23,9 @@ from gateway.live_generation import Generation
 from gateway.request_service import RequestService
 
 _LAST_WORDS_TIMEOUT_S = 5.0
+
+# Answers with more are written beside the event loop, which other clients need meanwhile.
+_MAX_INLINE_LOGPROBS = 4096
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -124,7 +128,7 @@ class WholeAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         merged: dict[int, Output] = {}
-        body: list[dict[str, Any]] = []
+        responses: list[Response] = []
 
         async def generate() -> None:
             async with self._service.generate(self._request) as generation:
@@ -132,11 +136,18 @@ class WholeAnswer:
                     for output in outputs:
                         merged.setdefault(output.index, Output(output.index)).extend(output)
                 ordered = [merged[index] for index in sorted(merged)]
-                body.append(self._shape.whole(generation, ordered))
-                body[0]["usage"] = usage_object(generation.usage)
+                if _is_long(ordered):
+                    responses.append(await asyncio.to_thread(self._write, generation, ordered))
+                else:
+                    responses.append(self._write(generation, ordered))
 
         await while_connected(receive, generate())
-        await json_response(body[0])(scope, receive, send)
+        await responses[0](scope, receive, send)
+
+    def _write(self, generation: Generation, outputs: list[Output]) -> Response:
+        whole = self._shape.whole(generation, outputs)
+        whole["usage"] = usage_object(generation.usage)
+        return json_response(whole)
 
 
 class StreamedAnswer:
@@ -178,16 +189,23 @@ class StreamedAnswer:
                 await _send_last_words(send, error_object(to_pagewire_error(exc)))
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
-        await _send(send, self._with_usage(generation, self._shape.first_chunks(generation)))
+        first = self._with_usage(generation, self._shape.first_chunks(generation))
+        await _send(send, _events(first))
         async for outputs in generation.outputs(self._keep_alive_s):
             if not outputs:
                 await send(_KEEP_ALIVE)
-            chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
-            await _send(send, self._with_usage(generation, chunks))
+            elif _is_long(outputs):
+                await _send(send, await asyncio.to_thread(self._write, generation, outputs))
+            else:
+                await _send(send, self._write(generation, outputs))
         if self._options.include_usage:
             chunk = self._shape.usage_chunk(generation)
             chunk["usage"] = usage_object(generation.usage)
-            await _send(send, [chunk])
+            await _send(send, _events([chunk]))
+
+    def _write(self, generation: Generation, outputs: list[Output]) -> bytes:
+        chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
+        return _events(self._with_usage(generation, chunks))
 
     def _with_usage(
         self, generation: Generation, chunks: Iterable[dict[str, Any]]
@@ -201,9 +219,22 @@ class StreamedAnswer:
             yield chunk
 
 
-async def _send(send: Send, chunks: Iterable[dict[str, Any]]) -> None:
+def _is_long(outputs: list[Output]) -> bool:
+    """Whether writing them would hold up the event loop."""
+    return sum(map(_num_logprobs, outputs)) > _MAX_INLINE_LOGPROBS
+
+
+def _num_logprobs(output: Output) -> int:
+    places = [*output.logprobs, *(place for place in output.prompt_logprobs or () if place)]
+    return sum(1 + len(place.top) for place in places)
+
+
+def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
+
+
+async def _send(send: Send, body: bytes) -> None:
     """Send events in one piece; waits while the client's connection is full."""
-    body = b"".join(b"data: " + to_json(chunk) + b"\n\n" for chunk in chunks)
     if body:
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -212,7 +243,7 @@ async def _send_last_words(send: Send, error: dict[str, Any]) -> None:
     """Send the error event and the end, unless the client does not read them."""
     try:
         async with asyncio.timeout(_LAST_WORDS_TIMEOUT_S):
-            await _send(send, [error])
+            await _send(send, _events([error]))
             await send(_DONE)
     except TimeoutError:
         raise ClientGoneError from None

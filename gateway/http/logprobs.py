@@ -1,7 +1,9 @@
 """Log-probabilities in the two shapes that OpenAI's endpoints have, and vLLM's for prompts.
 
-A token is shown as its text, in which a part of a character is U+FFFD, or as `token_id:N` where
-the client asks for that. JSON has no minus infinity: such a logprob is -9999.
+A token is shown as its text, or as `token_id:N` where the client asks for that. A token that is no
+text by itself, such as a part of a character, has U+FFFD in its text in chat, which gives the bytes
+beside it; completions have `bytes:` and their hexadecimal digits, as OpenAI's, so that no two
+tokens look alike there. JSON has no minus infinity: such a logprob is -9999.
 """
 
 from __future__ import annotations
@@ -22,8 +24,18 @@ class TokenFormat:
 
     as_token_ids: bool = False
 
-    def text(self, token_id: int, token_bytes: bytes) -> str:
-        return f"token_id:{token_id}" if self.as_token_ids else _plain(token_bytes)
+    def text(self, token: Logprob) -> str:
+        """Return how chat shows the token."""
+        return f"token_id:{token.token_id}" if self.as_token_ids else _plain(token.token_bytes)
+
+    def name(self, token_id: int, token_bytes: bytes) -> str:
+        """Return how completions show the token, which tells it from others."""
+        if self.as_token_ids:
+            return f"token_id:{token_id}"
+        try:
+            return token_bytes.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
 
 
 def shown_logprob(logprob: float) -> float:
@@ -71,7 +83,7 @@ class CompletionLogprobs:
         columns = _Columns(self._texts.setdefault(output.index, _Text()))
         if first_prompt_token_id is not None and output.prompt_logprobs is not None:
             first = output.first_prompt_token
-            columns.add(self._format.text(first_prompt_token_id, first), first, None, None)
+            columns.add(self._format.name(first_prompt_token_id, first), first, None, None)
             self._add(columns, [each for each in output.prompt_logprobs if each is not None])
         self._add(columns, output.logprobs)
         return {
@@ -85,11 +97,11 @@ class CompletionLogprobs:
         for place in places:
             token, top = place.token, dict[str, float]()
             for each in (token, *place.top[: self._num_top]):
-                # Several tokens may look alike; the first of them is the likeliest, or is there.
-                text = self._format.text(each.token_id, each.token_bytes)
-                top.setdefault(text, shown_logprob(each.logprob))
-            text = self._format.text(token.token_id, token.token_bytes)
-            columns.add(text, token.token_bytes, shown_logprob(token.logprob), top)
+                # Two ids may spell the same; the first of them is there, or is the likelier one.
+                name = self._format.name(each.token_id, each.token_bytes)
+                top.setdefault(name, shown_logprob(each.logprob))
+            name = self._format.name(token.token_id, token.token_bytes)
+            columns.add(name, token.token_bytes, shown_logprob(token.logprob), top)
 
 
 class _Text:
@@ -127,7 +139,7 @@ class _Columns:
 
 def _chat_token(token: Logprob, token_format: TokenFormat) -> dict[str, Any]:
     return {
-        "token": token_format.text(token.token_id, token.token_bytes),
+        "token": token_format.text(token),
         "logprob": shown_logprob(token.logprob),
         "bytes": list(token.token_bytes),
     }

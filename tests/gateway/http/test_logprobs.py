@@ -75,9 +75,12 @@ def test_completions_have_the_token_itself_among_the_likeliest() -> None:
 
 
 def test_offsets_go_on_in_a_stream_and_stay_at_an_unfinished_character() -> None:
-    writer = CompletionLogprobs(0, PLAIN)
+    writer = CompletionLogprobs(1, PLAIN)
     face = "\U0001f600".encode()
-    assert columns(writer, place(b"ab"), place(face[:2]))["text_offset"] == [0, 2]
+    found = columns(writer, place(b"ab"), place(face[:2], face[:3]))
+    assert found["text_offset"] == [0, 2]
+    assert found["tokens"] == ["ab", r"bytes:\xf0\x9f"]
+    assert found["top_logprobs"][1] == {r"bytes:\xf0\x9f": -1.0, r"bytes:\xf0\x9f\x98": -0.5}
     assert columns(writer, place(face[2:]), place(b"c"))["text_offset"] == [2, 3]
     other = writer.write(Output(1, logprobs=[place(b"x")]), None)
     assert other["text_offset"] == [0]
@@ -163,6 +166,18 @@ async def test_echo_without_output_is_about_the_prompt_alone(
     for choice in choices:
         assert (choice["finish_reason"], choice["token_ids"]) == ("length", [])
     assert choices[1]["prompt_token_ids"] == encode("xyz")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_many_logprobs_are_written_alike(gateway: Gateway, stream: bool) -> None:
+    prompt = encode("abcd" * 100)
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 20}
+    answer = await gateway.http.post("/v1/completions", json=body | {"stream": stream})
+    value = events_of(answer.text)[0] if stream else answer.json()
+    (choice,) = value["choices"]
+    assert choice["text"] == "abcd" * 100
+    assert tokens_of(choice) == list("abcd" * 100)
+    assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} == {20}
 
 
 async def test_prompt_logprobs_come_with_a_whole_answer_only(gateway: Gateway) -> None:
