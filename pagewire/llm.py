@@ -77,12 +77,13 @@ class LLM:
             api_key: Of that gateway.
             tls: To that gateway; see `Client`.
             max_in_flight: Outputs asked for at a time.
-            timeout: Seconds that a batch of prompts gets; None: no limit here.
+            timeout: Seconds that a batch of prompts gets from the moment it is asked for, the
+                engine's queue included; those that are not done by then fail. None: no limit here.
             engine: Settings of the stack of its own, with the names of `pagewire serve`.
 
         Raises:
             TypeError: An unknown setting, or settings of a stack together with `address`.
-            ConfigError: A setting has a wrong value.
+            ValueError: A setting has a wrong value; it names it.
             ServiceUnavailableError: The stack did not start; it has said why on standard error.
         """
         if max_in_flight < 1:
@@ -100,7 +101,7 @@ class LLM:
             if api_key is not None or tls:
                 raise TypeError("api_key and tls belong to address")
             settings = {"model": model or DEFAULT_MODEL, **engine}
-            self._stack = LocalStack(settings, MAX_BATCH_OUTPUTS)
+            self._stack = LocalStack(settings)
             self._client = Client(self._stack.target, api_key=self._stack.api_key)
         # Runs at garbage collection and at the interpreter's exit, too; it must not hold `self`.
         self._close = weakref.finalize(self, _close, self._client, self._stack)

@@ -16,7 +16,7 @@ from typing import Any
 from pagewire.cli.own_stack import start_own_stack
 from pagewire.cli.stack import TokenizerOptions
 from pagewire.engine_config import EngineConfig
-from pagewire.kit.config import load_config
+from pagewire.kit.config import ConfigError, load_config
 from pagewire.kit.config_fields import Setting, settings_of
 
 # Nobody but this process asks it for anything, so these bounds protect nobody.
@@ -24,22 +24,22 @@ _FLAGS = (
     "--grpc-transport=uds",
     "--request-timeout=31000000",
     "--max-buffered-output-bytes=256M",
+    "--max-outputs-per-request=4096",
 )
 
 
 class LocalStack:
     """A running stack. `close` may be called from any thread, more than once."""
 
-    def __init__(self, settings: Mapping[str, Any], max_outputs_per_request: int) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         """Start it and wait until it serves.
 
         Args:
             settings: Of the engine and the tokenizer, by name.
-            max_outputs_per_request: What a batch may ask for.
 
         Raises:
             TypeError: There is no such setting.
-            ConfigError: A value is wrong; it names the flag.
+            ValueError: A value is wrong; it names the setting.
             ServiceUnavailableError: It did not start; it has said why on standard error.
         """
         flags = to_flags(settings)
@@ -47,10 +47,7 @@ class LocalStack:
         self._owner_pid = os.getpid()
         self._exit = ExitStack()
         self._stack = self._exit.enter_context(
-            start_own_stack(
-                [*flags, *_FLAGS, f"--max-outputs-per-request={max_outputs_per_request}"],
-                {"PAGEWIRE_API_KEY": self.api_key},
-            )
+            start_own_stack([*flags, *_FLAGS], {"PAGEWIRE_API_KEY": self.api_key})
         )
 
     @property
@@ -73,7 +70,7 @@ def to_flags(settings: Mapping[str, Any]) -> list[str]:
 
     Raises:
         TypeError: There is no such setting.
-        ConfigError: A value is wrong; it names the flag.
+        ValueError: A value is wrong; it names the setting.
     """
     known = {s.name: s for cls in (EngineConfig, TokenizerOptions) for s in settings_of(cls)}
     for name in settings:
@@ -82,7 +79,11 @@ def to_flags(settings: Mapping[str, Any]) -> list[str]:
     given = {name: value for name, value in settings.items() if value is not None}
     flags = {name: _flag(known[name], value) for name, value in given.items()}
     engine = {s.name for s in settings_of(EngineConfig)}
-    load_config(EngineConfig, prog="LLM", argv=[flags[name] for name in flags if name in engine])
+    argv = [flag for name, flag in flags.items() if name in engine]
+    try:
+        load_config(EngineConfig, prog="LLM", argv=argv)
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from None
     return list(flags.values())
 
 

@@ -167,7 +167,7 @@ class _Run:
                 continue
             if isinstance(error, _FATAL):
                 raise error
-            if len(missing.prompts) > 1 and _may_be_one_prompts_fault(error):
+            if len(missing.prompts) > 1 and self._may_be_one_prompts_fault(error):
                 todo += reversed(missing.halves())
             else:
                 for prompt in missing.prompts:
@@ -223,13 +223,14 @@ class _Run:
             with self._lock:
                 self._calls.discard(call)
 
-
-def _may_be_one_prompts_fault(error: PagewireError) -> bool:
-    """Whether the other prompts of the batch might do well without the one to blame."""
-    if isinstance(error, InvalidRequestError):
-        # A parameter is wrong for all alike, unless its bound depends on the prompt's length or
-        # on the number of prompts.
-        field = error.field or "prompt"
-        about_prompts = field.startswith(("prompt", "messages", "max_tokens", "truncate"))
-        return about_prompts or error.reason in ("TOO_MANY_OUTPUTS", "MESSAGE_TOO_LARGE")
-    return isinstance(error, InternalError | DeadlineExceededError)
+    def _may_be_one_prompts_fault(self, error: PagewireError) -> bool:
+        """Whether the other prompts of the batch might do well without the one to blame."""
+        if isinstance(error, InvalidRequestError):
+            # A parameter is wrong for all alike, unless its bound depends on the prompt's length
+            # or on the number of prompts.
+            field = error.field or "prompt"
+            about_prompts = field.startswith(("prompt", "messages", "max_tokens", "truncate"))
+            return about_prompts or error.reason in ("TOO_MANY_OUTPUTS", "MESSAGE_TOO_LARGE")
+        if isinstance(error, DeadlineExceededError):  # the gateway's bound, not the caller's
+            return self._limits.timeout_s is None
+        return isinstance(error, InternalError)

@@ -215,6 +215,21 @@ def test_patience_ends(gateway, monkeypatch):
     assert {error.reason for error in caught.value.errors.values()} == {"QUEUE_FULL"}
 
 
+def test_a_timeout_ends_those_that_are_not_done_by_then(gateway):
+    def hang(request, call):
+        yield response(output(1, "B"))
+        call.hang()
+
+    gateway.scripts["GenerateBatch"] = hang
+    with (
+        LLM(address=gateway.target, timeout=0.5) as llm,
+        pytest.raises(PromptsFailedError) as caught,
+    ):
+        llm.generate(["a", "b", "c"], use_tqdm=False)
+    assert texts(caught.value.outputs) == [None, "B", None] and len(gateway.calls) == 1
+    assert {error.reason for error in caught.value.errors.values()} == {"DEADLINE_EXCEEDED"}
+
+
 def test_what_is_wrong_for_every_prompt_ends_the_call_at_once(llm, gateway):
     def refuse(request, call):
         raise UnauthenticatedError("a key, please")
@@ -279,7 +294,7 @@ def test_a_closed_llm_says_so(gateway):
         ({"api_key": "x"}, TypeError),
         ({"max_in_flight": 0, "address": "h:1"}, ValueError),
         ({"max_modl_len": 5}, TypeError),
-        ({"max_num_seqs": "many"}, Exception),
+        ({"max_num_seqs": "many"}, ValueError),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(options, error):
