@@ -24,7 +24,12 @@ from gateway.reasoning.think_tags import (
     begin_of,
     begin_of_continued,
 )
-from gateway.tools.call_schema import SchemaTooDeepError, arguments_schema, calls_schema
+from gateway.tools.call_schema import (
+    SchemaTooDeepError,
+    arguments_schema,
+    calls_schema,
+    structural_tag,
+)
 from gateway.tools.incremental import ToolParser
 from gateway.tools.json_calls import JsonCallsParser, NamedCallParser
 from gateway.tools.registry import ToolFormat, tool_format
@@ -78,8 +83,12 @@ class MessagePlanner:
         """Whether the end of a chat's prompt is needed."""
         return self._config.reasoning_parser != NONE
 
-    def prepare(self, request: GenerationRequest) -> GenerationRequest:
+    def prepare(self, request: GenerationRequest, shown_format: str) -> GenerationRequest:
         """Return the request with what its message demands of the engine.
+
+        Args:
+            request: As it came.
+            shown_format: In which the model calls, as the tokenizer service knows it.
 
         Raises:
             InvalidRequestError: Its tools cannot be used in this way.
@@ -102,9 +111,22 @@ class MessagePlanner:
                 )
             # Some models mark calls with special tokens.
             more: dict[str, Any] = {"skip_special_tokens": False}
+            if any(tool.strict for tool in message.tools):
+                more["structured_outputs"] = self._strict_form(message, shown_format)
             return replace(request, sampling={**more, **request.sampling})
         form = StructuredOutputs(json_schema=_forced_schema(message))
         return replace(request, sampling={**request.sampling, "structured_outputs": form})
+
+    def _strict_form(self, message: MessageRequest, shown_format: str) -> StructuredOutputs:
+        """Return the form of text whose calls keep to the schemas of strict tools."""
+        tags = tool_format(self._config.tool_call_parser, shown_format).tags
+        if tags is None:
+            raise _invalid(
+                "tools",
+                "strict cannot be kept in this model's format of calls where the model chooses"
+                " (tool_choice auto): leave strict out, or use required or the name of a tool",
+            )
+        return StructuredOutputs(structural_tag=json.dumps(structural_tag(message.tools, tags)))
 
     def reader(
         self, request: GenerationRequest, shown_format: str, prompt_tail: str

@@ -28,4 +28,6 @@ class MessageRequest:
 def tools_of(functions: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     """Return tools from OpenAI's form, `{"type": "function", "function": ...}`, checked before."""
     tools = [each["function"] for each in functions]
-    return tuple(Tool(tool["name"], tool.get("parameters") or {}) for tool in tools)
+    return tuple(
+        Tool(tool["name"], tool.get("parameters") or {}, bool(tool.get("strict"))) for tool in tools
+    )

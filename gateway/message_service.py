@@ -28,7 +28,7 @@ class MessageService:
         Raises:
             InvalidRequestError: Its tools cannot be used in this way.
         """
-        return self._planner.prepare(request)
+        return self._planner.prepare(request, self._shown_format)
 
     async def attach(
         self, generation: Generation, request: GenerationRequest, rows: Sequence[Sequence[int]]
@@ -46,11 +46,15 @@ class MessageService:
         if self._planner.reads_reasoning:
             (tail,) = await self._tokenizer.decode([rows[0][-NUM_TAIL_TOKENS:]], False)
             tags = await self._tag_tokens()
-        info = self._tokenizer.info
-        reader = self._planner.reader(request, info.tool_call_format if info else "", tail)
+        reader = self._planner.reader(request, self._shown_format, tail)
         generation.messages = reader
         if tags is not None and reader.begin is not None:
             generation.reasoning_tokens = ReasoningTokenCounter(tags, reader.begin)
+
+    @property
+    def _shown_format(self) -> str:
+        info = self._tokenizer.info
+        return info.tool_call_format if info else ""
 
     async def _tag_tokens(self) -> TagTokens | None:
         """Return the tags as tokens; None where they are more than one each."""

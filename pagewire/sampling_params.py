@@ -48,16 +48,24 @@ class StructuredOutputs:
     """One of these texts."""
     grammar: str | None = None
     """A grammar in Lark's notation, as llguidance understands it."""
+    structural_tag: str | None = None
+    """Free text in which some parts have a form, as JSON text: `{"structures": [{"begin": ...,
+    "schema": ..., "end": ...}], "triggers": [...]}`. Behind a trigger stands one of the structures
+    that begin with it."""
     reasoning_end: str = ""
     """The form begins behind this text, before which anything goes; empty: it begins at once."""
     reasoning_start: str = ""
     """Only an output that begins with this text has such a part; empty: every one has."""
 
     def __post_init__(self) -> None:
-        given = (self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar)
-        num_given = sum(value is not None and value != () for value in given)
+        given = (self.json_schema, self.regex, self.grammar, self.structural_tag)
+        num_given = sum(each is not None for each in given)
+        num_given += bool(self.json_object) + bool(self.choice)
         if num_given != 1:
-            rule = "exactly one of json_schema, json_object, regex, choice and grammar must be set"
+            rule = (
+                "exactly one of json_schema, json_object, regex, choice, grammar and structural_tag"
+                " must be set"
+            )
             raise _invalid("structured_outputs", num_given, rule)
         if self.reasoning_start and not self.reasoning_end:
             rule = "reasoning_start needs reasoning_end"
@@ -74,7 +82,7 @@ class StructuredOutputs:
     @property
     def texts(self) -> tuple[str, ...]:
         """What the client wrote."""
-        single = (self.json_schema, self.regex, self.grammar)
+        single = (self.json_schema, self.regex, self.grammar, self.structural_tag)
         return (*(text for text in single if text is not None), *self.choice)
 
     @property

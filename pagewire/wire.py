@@ -89,7 +89,7 @@ def structured_outputs_to_proto(outputs: StructuredOutputs) -> common_pb2.Struct
     if outputs.choice:
         message.choice.choices.extend(outputs.choice)
     else:
-        for name in ("json_schema", "json_object", "regex", "grammar"):
+        for name in ("json_schema", "json_object", "regex", "grammar", "structural_tag"):
             if value := getattr(outputs, name):
                 setattr(message, name, value)
     return message

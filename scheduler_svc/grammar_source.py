@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, GrammarError
+from scheduler_svc.structural_tags import StructuralTagError, structural_tag_grammars
 
 MAX_REGEX_BYTES = 32_768
 """Every step walks what is left of an expression, so a long one would slow each of its steps."""
@@ -65,6 +66,7 @@ def grammar_source(outputs: StructuredOutputs) -> str:
     Raises:
         GrammarError: It is wrong in a way that is seen without compiling.
     """
+    parts: dict[str, str] = {}
     if outputs.choice:
         lark = f"start: CHOICE\nCHOICE: {' | '.join(map(json.dumps, outputs.choice))}"
     elif outputs.regex is not None:
@@ -72,12 +74,15 @@ def grammar_source(outputs: StructuredOutputs) -> str:
     elif outputs.grammar is not None:
         _check_lark(outputs.grammar)
         lark = outputs.grammar
+    elif outputs.structural_tag is not None:
+        lark, parts = _structural_tag(outputs.structural_tag)
     else:
-        lark = _json_schema(outputs.json_schema or '{"type": "object"}')
+        lark = _schema(_parse_json(outputs.json_schema or '{"type": "object"}', "json_schema"))
     grammars = [{"lark_grammar": lark + _NO_FORCING}]
     if outputs.reasoning_end:
         reasoning = _reasoning(outputs.reasoning_start, outputs.reasoning_end)
         grammars = [{"lark_grammar": reasoning + _NO_FORCING}, {"name": _FORM, **grammars[0]}]
+    grammars += [{"name": name, "lark_grammar": part + _NO_FORCING} for name, part in parts.items()]
     # Built here: the library takes a text that looks like JSON for its own container format.
     return json.dumps({"grammars": grammars})
 
@@ -99,7 +104,7 @@ def forces_little(outputs: StructuredOutputs) -> bool:
     uses up limits that all requests of the form share. Repetition and references make a small form
     force much: of n references, 3^(n / 3) copies at most.
     """
-    if outputs.grammar is not None:
+    if outputs.grammar is not None or outputs.structural_tag is not None:
         return False
     if outputs.regex is not None:
         return "{" not in outputs.regex
@@ -138,7 +143,7 @@ def describe(outputs: StructuredOutputs, error: str) -> GrammarError:
 
 def _kind(outputs: StructuredOutputs) -> str:
     """The client's field that holds the form."""
-    given = ("json_schema", "json_object", "regex", "choice", "grammar")
+    given = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
     return next(name for name in given if getattr(outputs, name))
 
 
@@ -150,22 +155,30 @@ def _regex(regex: str) -> str:
     return str(container["grammars"][0]["lark_grammar"])
 
 
-def _json_schema(text: str) -> str:
-    schema = _parse_json(text)
+def _structural_tag(text: str) -> tuple[str, dict[str, str]]:
+    """The grammar, and those of the schemas within it by name."""
+    value = _parse_json(text, "structural_tag")
+    try:
+        return structural_tag_grammars(value, lambda schema: _schema(schema, "structural_tag"))
+    except StructuralTagError as error:
+        raise GrammarError(INVALID_GRAMMAR, f"structural_tag: {error}") from None
+
+
+def _schema(schema: Any, kind: str = "json_schema") -> str:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise GrammarError(INVALID_GRAMMAR, "json_schema: must be a JSON object")
+        raise GrammarError(INVALID_GRAMMAR, f"{kind}: must be a JSON object")
     _check_members(schema)
     return f"start: %json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 
-def _parse_json(text: str) -> Any:
+def _parse_json(text: str, kind: str) -> Any:
     # Parsed and written again: what is not JSON must not become part of the text around it.
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise GrammarError(INVALID_GRAMMAR, "json_schema: is not valid JSON") from None
+        raise GrammarError(INVALID_GRAMMAR, f"{kind}: is not valid JSON") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

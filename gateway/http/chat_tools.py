@@ -49,7 +49,7 @@ def read_tools(fields: Fields) -> ChatTools:
     else:
         callable_ = functions
     # Models that were shown tools call them, whatever they were told.
-    shown = [] if choice is ToolChoice.NONE else functions
+    shown = [] if choice is ToolChoice.NONE else [_for_template(each) for each in functions]
     return ChatTools(
         MessageRequest(
             tools=() if choice is ToolChoice.NONE else tools_of(callable_),
@@ -85,7 +85,7 @@ def _read_functions(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _read_function(tool: Fields) -> dict[str, Any]:
-    """Return a tool in OpenAI's form, with what templates know of it."""
+    """Return a tool in OpenAI's form."""
     _check_type(tool)
     function = tool.object("function")
     if function is None:
@@ -99,8 +99,12 @@ def _read_function(tool: Fields) -> dict[str, Any]:
     parameters = function.object("parameters")
     if parameters is not None:
         shown["parameters"] = parameters.items()
-    # A call that is forced keeps to its schema, so both values are honoured.
-    function.boolean("strict")
+    return {"type": "function", "function": shown | {"strict": function.boolean("strict")}}
+
+
+def _for_template(function: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is no news to the model."""
+    shown = {name: value for name, value in function["function"].items() if name != "strict"}
     return {"type": "function", "function": shown}
 
 

@@ -9,10 +9,12 @@ Text may stand before, between and behind calls. The closing tag may be missing.
 
 from __future__ import annotations
 
+from gateway.tools.call_schema import CallTags
 from gateway.tools.incremental import IncrementalParser, any_name
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+HERMES_TAGS = CallTags(OPEN, '\n{"name": ', ', "arguments": ', f"}}\n{CLOSE}")
 
 
 class HermesParser(IncrementalParser):

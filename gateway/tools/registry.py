@@ -9,7 +9,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.tools.hermes import HermesParser
+from gateway.tools.call_schema import CallTags
+from gateway.tools.hermes import HERMES_TAGS, HermesParser
 from gateway.tools.incremental import ToolParser
 from gateway.tools.json_calls import JsonCallsParser
 from gateway.tools.llama_json import LlamaJsonParser
@@ -34,9 +35,11 @@ class ToolFormat:
     """From the tools' names to a parser of one output."""
     new_id: Callable[[], str] = _new_id
     """Makes the id of a call, as the model's template takes it back."""
+    tags: CallTags | None = None
+    """What stands around a call's arguments; None: nothing that can be told from other text."""
 
 
-_HERMES = ToolFormat(lambda tools: HermesParser())
+_HERMES = ToolFormat(lambda tools: HermesParser(), tags=HERMES_TAGS)
 _LLAMA_JSON = ToolFormat(LlamaJsonParser)
 _PYTHONIC = ToolFormat(PythonicParser)
 

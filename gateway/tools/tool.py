@@ -15,6 +15,8 @@ class Tool:
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """JSON schema of its arguments; empty: it has none."""
+    strict: bool = False
+    """Whether every call has to keep to the schema."""
 
 
 class ToolChoice(Enum):

@@ -309,6 +309,7 @@ class StructuredOutputs(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     REASONING_END_FIELD_NUMBER: _builtins.int
     REASONING_START_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
@@ -319,6 +320,10 @@ class StructuredOutputs(_message.Message):
     """A regular expression that matches the whole output."""
     grammar: _builtins.str
     """A grammar in Lark's notation, as llguidance understands it."""
+    structural_tag: _builtins.str
+    """Free text in which some parts have a form, as JSON text: {"structures": [{"begin": "...", "schema": {...}, "end":
+    "..."}], "triggers": ["..."]}. Behind a trigger stands one of the structures that begin with it.
+    """
     reasoning_end: _builtins.str
     """The form begins behind this text (a closing tag of reasoning), before which anything goes. Empty: it begins at once."""
     reasoning_start: _builtins.str
@@ -335,14 +340,15 @@ class StructuredOutputs(_message.Message):
         regex: _builtins.str = ...,
         choice: Global___StructuredChoice | None = ...,
         grammar: _builtins.str = ...,
+        structural_tag: _builtins.str = ...,
         reasoning_end: _builtins.str = ...,
         reasoning_start: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "reasoning_end", b"reasoning_end", "reasoning_start", b"reasoning_start", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "constraint", b"constraint", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "reasoning_end", b"reasoning_end", "reasoning_start", b"reasoning_start", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "grammar"]  # noqa: Y015
+    _WhichOneofReturnType_constraint: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tag"]  # noqa: Y015
     _WhichOneofArgType_constraint: _TypeAlias = _typing.Literal["constraint", b"constraint"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_constraint) -> _WhichOneofReturnType_constraint | None: ...
 

@@ -48,7 +48,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def ask(**options: Any) -> dict[str, Any]:
-    return chat(QUESTION, tools=TOOLS, max_tokens=80) | options
+    return chat(QUESTION, tools=TOOLS, max_tokens=48) | options
 
 
 def check_weather(call: dict[str, Any]) -> None:
@@ -87,7 +87,11 @@ async def test_a_model_that_may_call_answers_one_way_or_the_other(smollm2_stack:
     choice = answer["choices"][0]
     message = choice["message"]
     assert message["content"] or message["tool_calls"]
-    assert (choice["finish_reason"] == "tool_calls") <= bool(message.get("tool_calls"))
+    if choice["finish_reason"] == "tool_calls":
+        # The tool is strict, so a call of it keeps to its schema.
+        for call in message["tool_calls"]:
+            if call["function"]["name"] == "get_weather":
+                check_weather(call)
 
 
 async def test_a_result_is_answered(smollm2_stack: Stack) -> None:
@@ -123,13 +127,13 @@ async def test_a_form_and_a_forced_call_stand_behind_reasoning_or_alone(
         {"role": "user", "content": "Is the sky red or blue?"},
         {"role": "assistant", "content": "<think>The sky"},
     ]
-    body = chat("", structured_outputs=colours, max_tokens=60, messages=opened)
+    body = chat("", structured_outputs=colours, max_tokens=40, messages=opened)
     body |= {"continue_final_message": True}
     async with http_client(reasoning_stack.http_url) as client:
         alone = await post(
             client,
             PATH,
-            chat("Is the sky red or blue?", structured_outputs=colours, max_tokens=60),
+            chat("Is the sky red or blue?", structured_outputs=colours, max_tokens=40),
         )
         behind = (await post(client, PATH, body))["choices"][0]
         forced = await post(client, PATH, ask(tool_choice=NAMED))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -11,7 +12,7 @@ from gateway.message_request import MessageRequest, tools_of
 from gateway.reasoning.registry import NONE, REASONING_STYLES
 from gateway.reasoning.think_tags import Begin
 from gateway.tools.registry import AUTO, TOOL_FORMATS
-from gateway.tools.tool import ToolChoice
+from gateway.tools.tool import Tool, ToolChoice
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import SamplingParams, StructuredOutputs
 
@@ -32,17 +33,19 @@ def test_the_settings_name_what_the_registries_have() -> None:
 
 @pytest.mark.parametrize("choice", [ToolChoice.REQUIRED, ToolChoice.NAMED])
 def test_a_forced_call_is_a_form(choice: ToolChoice) -> None:
-    prepared = MessagePlanner(MessageConfig()).prepare(request(choice, top_k=3))
+    prepared = MessagePlanner(MessageConfig()).prepare(request(choice, top_k=3), "hermes")
     assert prepared.sampling["structured_outputs"].json_schema
     assert prepared.sampling["top_k"] == 3
 
 
 def test_special_tokens_are_text_where_they_may_mark_calls() -> None:
     planner = MessagePlanner(MessageConfig())
-    assert planner.prepare(request(ToolChoice.AUTO)).sampling == {"skip_special_tokens": False}
+    assert planner.prepare(request(ToolChoice.AUTO), "hermes").sampling == {
+        "skip_special_tokens": False
+    }
     mine = request(ToolChoice.AUTO, skip_special_tokens=True)
-    assert planner.prepare(mine).sampling == {"skip_special_tokens": True}
-    assert planner.prepare(request()).sampling == {}
+    assert planner.prepare(mine, "hermes").sampling == {"skip_special_tokens": True}
+    assert planner.prepare(request(), "hermes").sampling == {}
 
 
 @pytest.mark.parametrize("choice", [ToolChoice.AUTO, ToolChoice.REQUIRED, ToolChoice.NAMED])
@@ -50,9 +53,9 @@ def test_a_form_excludes_calls(choice: ToolChoice) -> None:
     form = StructuredOutputs(json_object=True)
     planner = MessagePlanner(MessageConfig())
     with pytest.raises(InvalidRequestError) as caught:
-        planner.prepare(request(choice, structured_outputs=form))
+        planner.prepare(request(choice, structured_outputs=form), "hermes")
     assert caught.value.field == "tools"
-    assert planner.prepare(request(structured_outputs=form))
+    assert planner.prepare(request(structured_outputs=form), "hermes")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +81,28 @@ def test_a_form_begins_behind_the_reasoning_if_there_is_one(
     assert reader.form_behind_reasoning(SamplingParams()) == SamplingParams()
 
 
+def test_strict_tools_have_a_form_where_the_format_marks_calls() -> None:
+    tools = (Tool("f", {"properties": {}}, strict=True), Tool("g", {"properties": {}}))
+    message = MessageRequest(tools, ToolChoice.AUTO)
+    strict = GenerationRequest("", (PROMPT,), message=message)
+    planner = MessagePlanner(MessageConfig())
+    form = planner.prepare(strict, "hermes").sampling["structured_outputs"]
+    tag = json.loads(form.structural_tag)
+    assert tag["triggers"] == ["<tool_call>"]
+    first, second = tag["structures"]
+    assert first == {
+        "begin": '<tool_call>\n{"name": "f", "arguments": ',
+        "schema": {"type": "object", "properties": {}},
+        "end": "}\n</tool_call>",
+    }
+    assert second["schema"] == {"type": "object"}
+    with pytest.raises(InvalidRequestError, match="strict") as caught:
+        planner.prepare(strict, "llama3_json")
+    assert caught.value.field == "tools"
+
+
 def test_what_is_no_chat_is_all_content() -> None:
     planner = MessagePlanner(MessageConfig(reasoning_parser="deepseek_r1"))
     plain = GenerationRequest("", ("text",))
-    assert planner.prepare(plain) is plain
+    assert planner.prepare(plain, "hermes") is plain
     assert planner.reader(plain, "hermes", "").begin is None

@@ -23,6 +23,7 @@ structured_outputs = st.one_of(
     st.builds(StructuredOutputs, regex=texts),
     st.builds(StructuredOutputs, choice=st.lists(texts, min_size=1, max_size=3).map(tuple)),
     st.builds(StructuredOutputs, grammar=texts),
+    st.builds(StructuredOutputs, structural_tag=texts),
     st.builds(
         StructuredOutputs,
         regex=texts,

@@ -73,7 +73,11 @@ async def test_calls_of_the_models_own_choice(gateway: Gateway) -> None:
     functions = [tool["function"] for tool in json.loads(rendered.tools_json)]
     # Templates show what they get, so they get no more than models were trained on.
     assert [sorted(each) for each in functions] == [["description", "name", "parameters"], ["name"]]
-    assert gateway.scheduler.adds[0].sampling_params.skip_special_tokens is False
+    params = gateway.scheduler.adds[0].sampling_params
+    assert params.skip_special_tokens is False
+    # One tool is strict, so the text of calls has a form.
+    tag = json.loads(params.structured_outputs.structural_tag)
+    assert tag["structures"][0]["schema"] == WEATHER["function"]["parameters"]
 
 
 async def test_calls_alone_have_no_content(gateway: Gateway) -> None:
@@ -182,7 +186,7 @@ async def test_a_named_call_is_forced_by_the_schema_of_its_arguments(gateway: Ga
 async def test_the_format_is_the_servers_choice(run_gateway: GatewayFactory) -> None:
     async with run_gateway(messages=MessageConfig(tool_call_parser="mistral")) as gateway:
         gateway.scheduler.script = '[TOOL_CALLS]get_time{"a": 1}'
-        (call,) = (await post(gateway, tools=TOOLS))["message"]["tool_calls"]
+        (call,) = (await post(gateway, tools=[TIME]))["message"]["tool_calls"]
         assert call["function"] == {"name": "get_time", "arguments": '{"a": 1}'}
         assert len(call["id"]) == 9
 
