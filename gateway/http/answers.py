@@ -16,31 +16,17 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.generation import GenerationRequest, Output, Usage
 from gateway.http.disconnect import while_connected
-from gateway.http.errors import ClientGoneError, error_object, to_pagewire_error
+from gateway.http.errors import error_object, to_pagewire_error
+from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
 from gateway.http.json_response import json_response, to_json
 from gateway.http.parameters import StreamOptions
 from gateway.live_generation import Generation
 from gateway.request_service import RequestService
 
-_LAST_WORDS_TIMEOUT_S = 5.0
-
 # Answers with more are written beside the event loop, which other clients need meanwhile.
 _MAX_INLINE_LOGPROBS = 4096
 
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    # Proxies of nginx's kind would hold events back.
-    (b"x-accel-buffering", b"no"),
-]
-
-
-_KEEP_ALIVE: Message = {
-    "type": "http.response.body",
-    "body": b": keep-alive\n\n",
-    "more_body": True,
-}
-_DONE: Message = {"type": "http.response.body", "body": b"data: [DONE]\n\n"}
+_DONE = b"data: [DONE]\n\n"
 
 
 class Shape(Protocol):
@@ -180,20 +166,20 @@ class StreamedAnswer:
                 async with generation.sending():  # a client may stop reading for good
                     await send(message)
 
-            start = {"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}
-            await send_in_time(start)
+            await send_in_time(start())
             try:
                 await self._send_events(generation, send_in_time)
-                await send_in_time(_DONE)
+                await send_in_time({"type": "http.response.body", "body": _DONE})
             except Exception as exc:
-                await _send_last_words(send, error_object(to_pagewire_error(exc)))
+                error = error_object(to_pagewire_error(exc))
+                await send_last_words(send, _events([error]) + _DONE)
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         first = self._with_usage(generation, self._shape.first_chunks(generation))
         await _send(send, _events(first))
         async for outputs in generation.outputs(self._keep_alive_s):
             if not outputs:
-                await send(_KEEP_ALIVE)
+                await send(KEEP_ALIVE)
             elif _is_long(outputs):
                 await _send(send, await asyncio.to_thread(self._write, generation, outputs))
             else:
@@ -236,14 +222,4 @@ def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
 async def _send(send: Send, body: bytes) -> None:
     """Send events in one piece; waits while the client's connection is full."""
     if body:
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-async def _send_last_words(send: Send, error: dict[str, Any]) -> None:
-    """Send the error event and the end, unless the client does not read them."""
-    try:
-        async with asyncio.timeout(_LAST_WORDS_TIMEOUT_S):
-            await _send(send, _events([error]))
-            await send(_DONE)
-    except TimeoutError:
-        raise ClientGoneError from None
+        await send(piece(body))

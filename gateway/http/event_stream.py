@@ -10,21 +10,22 @@ from gateway.http.errors import ClientGoneError
 
 _LAST_WORDS_TIMEOUT_S = 5.0
 
-START: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        # Proxies of nginx's kind would hold events back.
-        (b"x-accel-buffering", b"no"),
-    ],
-}
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies of nginx's kind would hold events back.
+    (b"x-accel-buffering", b"no"),
+)
 KEEP_ALIVE: Message = {
     "type": "http.response.body",
     "body": b": keep-alive\n\n",
     "more_body": True,
 }
+
+
+def start() -> Message:
+    """Return the head of a stream; a new one, since what is around may add headers to it."""
+    return {"type": "http.response.start", "status": 200, "headers": list(_HEADERS)}
 
 
 def piece(body: bytes) -> Message:

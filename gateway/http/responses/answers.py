@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.generation import FinishReason, GenerationRequest, Output, TokenLogprobs
 from gateway.http.disconnect import while_connected
 from gateway.http.errors import to_pagewire_error
-from gateway.http.event_stream import KEEP_ALIVE, START, piece, send_last_words
+from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
 from gateway.http.json_response import json_response, to_json
 from gateway.http.logprobs import TokenFormat, chat_logprobs
 from gateway.http.responses.output_items import Event, OutputItems
@@ -144,7 +144,7 @@ class StreamedResponse:
                     await send(message)
 
             writer = _Writer(work.call, generation)
-            await send_in_time(START)
+            await send_in_time(start())
             try:
                 async for message in self._messages(generation, writer):
                     await send_in_time(message)

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config import Timeouts
 from gateway.generation import GenerationRequest
-from gateway.http import answers
+from gateway.http import event_stream
 from gateway.http.answers import StreamedAnswer
 from gateway.http.chat import ChatShape
 from gateway.http.errors import ClientGoneError
@@ -22,7 +22,7 @@ from tests.gateway.conftest import Gateway, GatewayFactory
 async def test_no_write_to_a_client_that_stops_reading_lasts_beyond_the_deadline(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, part: bytes
 ) -> None:
-    monkeypatch.setattr(answers, "_LAST_WORDS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(event_stream, "_LAST_WORDS_TIMEOUT_S", 0.1)
     stuck = False
 
     async def send(message: Any) -> None:
