@@ -1,7 +1,8 @@
 """A stream says what a whole answer says: text, tokens, logprobs, the reason of the end, usage.
 
-200 prompts on the simulated worker with the tokenizer of SmolLM2: outputs are drawn among the
-tokens of some script, so characters of several tokens come torn and mixed up, which is no UTF-8.
+200 prompts (50 in the short form) on the simulated worker with the tokenizer of SmolLM2: outputs
+are drawn among the tokens of some script, so characters of several tokens come torn and mixed up,
+which is no UTF-8.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from tests.e2e.completions import http_client, post
 from tests.e2e.stack import Stack
 from tokenizer_svc.gguf_tokenizer import convert_gguf
 
-NUM_PROMPTS = 200
 MAX_AT_ONCE = 16
 EOS = "<|im_end|>"
 SCRIPTS = (
@@ -181,8 +181,9 @@ def type_name(choice: dict[str, Any]) -> str:
     return f" at a {type(choice['stop_reason']).__name__}" if choice["stop_reason"] else ""
 
 
+@pytest.mark.parametrize("num_prompts", [50, pytest.param(200, marks=pytest.mark.slow)])
 async def test_streamed_deltas_add_up_to_the_whole_answer(
-    sim_stack: Stack, tokenizer: Tokenizer
+    sim_stack: Stack, tokenizer: Tokenizer, num_prompts: int
 ) -> None:
     window = asyncio.Semaphore(MAX_AT_ONCE)
 
@@ -191,8 +192,8 @@ async def test_streamed_deltas_add_up_to_the_whole_answer(
             return await check_request(client, number, tokenizer)
 
     async with http_client(sim_stack.http_url) as client:
-        ends = await asyncio.gather(*map(check, range(NUM_PROMPTS)))
+        ends = await asyncio.gather(*map(check, range(num_prompts)))
     counts = Counter(end for each in ends for end in each)
-    print(f"{NUM_PROMPTS} prompts, {sum(counts.values())} outputs ended by: {dict(counts)}")
-    assert counts["stop at a str"] > NUM_PROMPTS / 4
+    print(f"{num_prompts} prompts, {sum(counts.values())} outputs ended by: {dict(counts)}")
+    assert counts["stop at a str"] > num_prompts / 4
     assert counts["length"] and counts["stop"]
