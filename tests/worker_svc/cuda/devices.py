@@ -13,6 +13,8 @@ import torch
 
 CUDA = torch.device("cuda", 0)
 
+of_triton = pytest.mark.filterwarnings("ignore:warmup, rep, and use_cuda_graph:DeprecationWarning")
+"""It uses what it deprecates."""
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1",
     reason="needs a CUDA device, and a process without Triton's interpreter",

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.worker_svc.attention.xformers_pairs import BackendPair
-from tests.worker_svc.cuda.devices import CUDA, needs_cuda
+from tests.worker_svc.cuda.devices import CUDA, needs_cuda, of_triton
 from worker_svc.attention.xformers_operators import XformersOperators
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, of_triton]
 
 DTYPES = [torch.float16, torch.bfloat16]
 GROUPINGS = [(4, 4), (9, 3), (8, 2), (8, 1)]

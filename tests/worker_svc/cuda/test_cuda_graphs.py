@@ -11,11 +11,11 @@ import torch
 from pagewire.engine_config import SpeculativeConfig
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.cuda.cuda_models import load_runner, make_config, run_prompts, write_model
-from tests.worker_svc.cuda.devices import CUDA, needs_cuda
+from tests.worker_svc.cuda.devices import CUDA, needs_cuda, of_triton
 from tests.worker_svc.step_driver import DriverRequest, StepDriver
 from worker_svc.model_runner import ModelRunner
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, of_triton]
 
 ASKING = SamplingParams(temperature=0.0, logprobs=1)
 

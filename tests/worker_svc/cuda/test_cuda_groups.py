@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from tests.worker_svc.cuda.devices import CUDA, needs_cuda
+from tests.worker_svc.cuda.devices import CUDA, needs_cuda, of_triton
 from worker_svc.parallel.process_group import GroupPlace, connect_nccl
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, of_triton]
 
 
 def test_nccl_gathers_what_the_only_rank_has() -> None:

@@ -11,12 +11,12 @@ import torch
 from pagewire.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from pagewire.kit.errors import FailedPreconditionError
 from tests.worker_svc.cuda.cuda_models import load_runner, make_config, run_prompts, write_model
-from tests.worker_svc.cuda.devices import CUDA, needs_cuda
+from tests.worker_svc.cuda.devices import CUDA, needs_cuda, of_triton
 from tests.worker_svc.step_driver import GREEDY
 from worker_svc import memory_profile
 from worker_svc.cuda_memory import release_cuda_memory
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, of_triton]
 
 GIB = 2**30
 

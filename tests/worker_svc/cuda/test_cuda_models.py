@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from tests.worker_svc.cuda.cuda_models import (
     with_attention,
     write_model,
 )
-from tests.worker_svc.cuda.devices import needs_cuda
+from tests.worker_svc.cuda.devices import needs_cuda, of_triton
 from tests.worker_svc.reference import greedy
 from tests.worker_svc.runner_factories import make_prompts
 from tests.worker_svc.step_driver import GREEDY
 
-pytestmark = needs_cuda
+pytestmark = [needs_cuda, of_triton]
 
 LENGTHS = (3, 17, 40, 200)
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -82,8 +83,6 @@ def test_the_backend_is_chosen_by_type(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_on_cuda_is_refused(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     write_model(tmp_path)
     config = make_config(tmp_path)
     for model, told in (
@@ -98,8 +97,6 @@ def test_what_cannot_run_on_cuda_is_refused(tmp_path: Path) -> None:
 
 def test_the_sampler_of_the_device_draws_what_that_of_a_cpu_draws(tmp_path: Path) -> None:
     """In float32 on both, so that logits are nearly the same."""
-    from dataclasses import replace
-
     write_model(tmp_path)
     config = make_config(tmp_path, "float32")
     on_cpu = replace(config, device=replace(config.device, device="cpu"))
@@ -116,8 +113,6 @@ def test_the_sampler_of_the_device_draws_what_that_of_a_cpu_draws(tmp_path: Path
 
 
 def test_dummy_weights_are_the_same_at_each_load(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     write_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     config = replace(make_config(tmp_path), load=LoadConfig(load_format="dummy"))

@@ -12,11 +12,11 @@ from pagewire.sampling_params import SamplingParams
 from tests.e2e.completions import TokenRequest, together
 from tests.e2e.stack import start_stack
 from tests.worker_svc.cuda.cuda_models import write_model
-from tests.worker_svc.cuda.devices import needs_cuda
+from tests.worker_svc.cuda.devices import needs_cuda, of_triton
 from tests.worker_svc.reference import GreedyReference, greedy
 from tests.worker_svc.runner_factories import TORCH_VOCAB_SIZE, make_prompts
 
-pytestmark = [needs_cuda, pytest.mark.timeout(240)]
+pytestmark = [needs_cuda, of_triton, pytest.mark.timeout(240)]
 
 MAX_TOKENS = 16
 PROMPTS = make_prompts([3, 17, 40, 200, 5, 90])
