@@ -6,7 +6,7 @@ Tools that OpenAI's servers run themselves (`web_search`, `file_search`, ...) ar
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.http.chat_tools import MAX_TOOLS, NAME, NAME_RULE
@@ -54,12 +54,13 @@ def read_tools(fields: Fields) -> ResponseTools:
     names = [each["name"] for each in echoed]
     if len(set(names)) < len(names):
         raise invalid("tools", "have the same name twice")
+    strict = {each["name"] for each in echoed if each["strict"]}
     choice, name = _read_choice(fields, names)
     shown = [] if choice is ToolChoice.NONE else functions
     callable_ = [each for each in shown if not name or each["function"]["name"] == name]
     return ResponseTools(
         message=MessageRequest(
-            tools=tools_of(callable_),
+            tools=tuple(replace(each, strict=each.name in strict) for each in tools_of(callable_)),
             tool_choice=choice if functions else ToolChoice.NONE,
             parallel_tool_calls=fields.boolean("parallel_tool_calls", default=True),
         ),

@@ -257,6 +257,8 @@ async def test_a_call_of_a_function_is_an_item_and_its_answer_goes_back(
     assert last.type == "response.completed"
     message, call = last.response.output
     assert message.type == "message" and last.response.output_text == "Let me see."
+    # The function is strict, so the text of a call keeps to its schema.
+    assert gateway.scheduler.adds[0].sampling_params.structured_outputs.structural_tag
     assert call.type == "function_call" and json.loads(call.arguments) == {"city": "Köln"}
     kinds = [event.type for event in events]
     assert kinds[-4:] == [
