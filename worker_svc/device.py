@@ -1,12 +1,12 @@
 """The torch device of one rank: which it is, and the way of a step's arrays onto it.
 
-Owns the choice by `--device` and the refusal where there is no such device. Knows nothing of models
-and steps. Used on the device thread.
+Owns the choice by `--device`, the refusal where there is no such device, and the end where it is
+lost. Knows nothing of models and steps. Used on the device thread.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,13 @@ import torch
 
 from pagewire.engine_config import Device
 from pagewire.kit.errors import FailedPreconditionError
+from pagewire.kit.lifecycle import exit_now
+from pagewire.kit.logs import get_logger
+
+log = get_logger("worker_svc.device")
 
 NO_CUDA = "NO_CUDA_DEVICE"
+LOST_EXIT_CODE = 1
 CPU = torch.device("cpu")
 
 
@@ -65,6 +70,16 @@ def put(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 def put_list(values: list[int], device: torch.device) -> torch.Tensor:
     """Integers as an int64 tensor [len(values)] on the device."""
     return put(np.array(values, dtype=np.int64), device)
+
+
+def exit_lost(error: BaseException) -> NoReturn:
+    """End this process, for its supervisor to start it again.
+
+    After an error of a kernel a CUDA device does nothing more for the process that it happened in:
+    every later step would fail. Requests are computed again elsewhere, or here in a new process.
+    """
+    log.critical("device_lost", exc_info=error)
+    exit_now(LOST_EXIT_CODE)
 
 
 def _check_cuda() -> None:

@@ -8,6 +8,7 @@ event loops: the worker calls it on one thread of its own, and torch runs there 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from pagewire.engine_config import EngineConfig
 from pagewire.kit.logs import get_logger
 from worker_svc.batch_invariance import check_batch_invariance
 from worker_svc.cuda_memory import CudaBudget
-from worker_svc.device import activate, select_device
+from worker_svc.device import activate, exit_lost, select_device
 from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.graphs.choice import GraphBackendFactory, cuda_graph_backend
 from worker_svc.input_batch import InputBatch
@@ -49,10 +50,20 @@ class ModelRunner:
         config: EngineConfig,
         groups: ParallelGroups = ALONE,
         make_graph_backend: GraphBackendFactory = cuda_graph_backend,
+        exit_lost: Callable[[BaseException], object] = exit_lost,
     ) -> None:
+        """Prepare.
+
+        Args:
+            config: The engine's.
+            groups: Those of this rank.
+            make_graph_backend: How a device records graphs, if it does.
+            exit_lost: Ends this process, when its device is lost.
+        """
         self._config = config
         self._groups = groups
         self._make_graph_backend = make_graph_backend
+        self._exit_lost = exit_lost
         self._tokens = PipelineTokens(groups) if groups.layout.pp_size > 1 else None
         self._device: torch.device | None = None
         self._budget: MemoryBudget | None = None
@@ -156,6 +167,9 @@ class ModelRunner:
     ) -> ModelRunnerOutput:
         try:
             return self._execute(scheduler_output, masks)
+        except torch.AcceleratorError as error:
+            self._exit_lost(error)
+            raise
         except BaseException:
             # The other ranks may wait for this one in the middle of the step.
             self._groups.leave()

@@ -233,7 +233,8 @@ class Runner(Protocol):
     def reset(self) -> None:
         """Drops the KV cache and all requests and keeps the weights. Idempotent.
 
-        A CUDA device keeps the memory, for an `allocate_kv_cache` of the same size.
+        Where graphs were recorded it keeps the cache's memory, for an `allocate_kv_cache` of the
+        same size.
         """
 
     def sleep(self, level: int) -> None:

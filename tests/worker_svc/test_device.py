@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig
 from pagewire.kit.errors import FailedPreconditionError
-from worker_svc.device import NO_CUDA, put, put_list, select_device
+from tests.worker_svc.step_driver import StepDriver
+from tests.worker_svc.tiny_models import write_tiny_model
+from worker_svc.device import (
+    LOST_EXIT_CODE,
+    NO_CUDA,
+    exit_lost,
+    put,
+    put_list,
+    select_device,
+)
+from worker_svc.model_runner import ModelRunner
 
 
 @pytest.fixture
@@ -53,3 +66,32 @@ def test_on_a_cpu_an_array_is_its_own_tensor() -> None:
     array[0] = 7
     assert tensor.tolist() == [7, 1, 2]
     assert put_list([4, 5], torch.device("cpu")).dtype == torch.int64
+
+
+def test_a_step_whose_device_is_lost_ends_the_process(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    config = EngineConfig(
+        model=ModelConfig(model=str(tmp_path), dtype="float32"),
+        device=DeviceConfig(device="cpu", num_threads=1),
+    )
+    ended: list[BaseException] = []
+    runner = ModelRunner(config, exit_lost=ended.append)
+    runner.load(lambda stage, fraction: None)
+    driver = StepDriver(runner)
+    driver.add([5, 6])
+    assert runner._loaded is not None
+
+    def fail(inputs: object) -> torch.Tensor:
+        raise torch.AcceleratorError("an illegal memory access")
+
+    runner._loaded.forward = fail  # type: ignore[method-assign]
+    with pytest.raises(torch.AcceleratorError):
+        driver.step()
+    assert len(ended) == 1
+
+
+def test_a_lost_device_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("worker_svc.device.exit_now", codes.append)
+    exit_lost(RuntimeError("an illegal memory access"))
+    assert codes == [LOST_EXIT_CODE]
