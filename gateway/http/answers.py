@@ -207,12 +207,11 @@ class StreamedAnswer:
 
 def _is_long(outputs: list[Output]) -> bool:
     """Whether writing them would hold up the event loop."""
-    return sum(map(_num_logprobs, outputs)) > _MAX_INLINE_LOGPROBS
-
-
-def _num_logprobs(output: Output) -> int:
-    places = [*output.logprobs, *(place for place in output.prompt_logprobs or () if place)]
-    return sum(1 + len(place.top) for place in places)
+    num_logprobs = 0
+    for output in outputs:
+        for places in (output.logprobs, output.prompt_logprobs or ()):
+            num_logprobs += sum(1 + len(place.top) for place in places if place is not None)
+    return num_logprobs > _MAX_INLINE_LOGPROBS
 
 
 def _events(chunks: Iterable[dict[str, Any]]) -> bytes:
