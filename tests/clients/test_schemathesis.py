@@ -34,14 +34,18 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize(
-    "num_examples", [3, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    ("phases", "num_examples"),
+    [
+        ("fuzzing", 2),
+        pytest.param("coverage,fuzzing", 60, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ],
 )
 def test_whatever_is_sent_the_answer_is_documented(
-    stack: Stack, tmp_path: Path, num_examples: int
+    stack: Stack, tmp_path: Path, phases: str, num_examples: int
 ) -> None:
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{stack.http_url}/openapi.json"),
-        *("--checks", ",".join(CHECKS), "--phases", "fuzzing", "--continue-on-failure"),
+        *("--checks", ",".join(CHECKS), "--phases", phases, "--continue-on-failure"),
         *("--max-examples", str(num_examples), "--generation-deterministic", "--no-shrink"),
         *("--warnings", "off", "--no-color"),
         *("--request-timeout", "30", "--suppress-health-check", "all"),

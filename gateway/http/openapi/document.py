@@ -97,7 +97,7 @@ def _paths() -> dict[str, Any]:
 
 def _post(summary: str, body: Schema, answer: str, streams: bool = False) -> dict[str, Any]:
     operation = _operation(summary, answer, _GENERATES if streams else _COUNTS)
-    content = {"application/json": {"schema": body}}
+    content: dict[str, Any] = {"application/json": {"schema": body}}
     if streams:
         events = {"schema": {"type": "string"}}
         operation["responses"]["200"]["content"]["text/event-stream"] = events
@@ -118,6 +118,6 @@ def _operation(summary: str, answer: str, errors: tuple[int, ...]) -> dict[str, 
 
 def _plain(summary: str, media_type: str, errors: tuple[int, ...]) -> dict[str, Any]:
     operation = _operation(summary, "", errors)
-    content = {media_type: {"schema": {}}}
+    content: dict[str, Any] = {media_type: {"schema": {}}}
     done = {"200": {"description": "Done", "content": content}}
     return operation | {"responses": done | operation["responses"]}
