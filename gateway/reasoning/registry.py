@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.reasoning.think_tags import Begin, ThinkTagSplitter, begin_of
+from gateway.reasoning.think_tags import Begin
 
 NONE = "none"
 """Outputs are not split."""
@@ -16,13 +16,3 @@ REASONING_STYLES: Mapping[str, Begin] = {
     # Opens the tag itself, or has it opened or closed by the template.
     "qwen3": Begin.EITHER,
 }
-
-
-def make_splitter(style: str, prompt: str) -> ThinkTagSplitter:
-    """Return the splitter for an output.
-
-    Args:
-        style: One of `REASONING_STYLES`.
-        prompt: The text that the output continues, or its end.
-    """
-    return ThinkTagSplitter(begin_of(prompt, REASONING_STYLES[style]))

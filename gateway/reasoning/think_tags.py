@@ -63,11 +63,6 @@ class ThinkTagSplitter:
         self._text = ""
         """Waits: what may be a part of a tag, or space before one."""
 
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether the answer has not begun."""
-        return self._state in (_State.OPENING, _State.BREAKS, _State.REASONING)
-
     def push(self, text: str) -> list[ReasoningEvent]:
         """Read the next piece; return what is known by it."""
         self._text += text

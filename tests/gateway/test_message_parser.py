@@ -4,7 +4,7 @@ import itertools
 
 from gateway.message_events import Content, Reasoning
 from gateway.message_parser import Message, MessageParser, ToolCall, ToolCallDelta
-from gateway.reasoning.registry import make_splitter
+from gateway.reasoning.think_tags import Begin, ThinkTagSplitter
 from gateway.tools.hermes import HermesParser
 from gateway.tools.json_calls import JsonCallsParser, NamedCallParser
 
@@ -15,7 +15,7 @@ TEXT = f"<think>\nI call {CALL} soon.\n</think>\n\nLook: {CALL}\n{CALL} ok"
 def make_parser(max_calls: int | None = None, shows_reasoning: bool = True) -> MessageParser:
     ids = itertools.count()
     return MessageParser(
-        make_splitter("qwen3", ""),
+        ThinkTagSplitter(Begin.EITHER),
         HermesParser(),
         new_id=lambda: f"id{next(ids)}",
         max_calls=max_calls,
@@ -75,7 +75,9 @@ def test_without_parsers_text_is_content() -> None:
 
 
 def test_a_named_call_is_the_whole_answer() -> None:
-    parser = MessageParser(make_splitter("qwen3", ""), NamedCallParser("add"), new_id=lambda: "i")
+    parser = MessageParser(
+        ThinkTagSplitter(Begin.EITHER), NamedCallParser("add"), new_id=lambda: "i"
+    )
     message = read(parser, list('<think>Hm</think>\n{"a": 1}'))
     assert message == Message(reasoning="Hm", tool_calls=[ToolCall("i", "add", '{"a": 1}')])
     assert read(MessageParser(tools=NamedCallParser("add")), []) == Message()
