@@ -26,6 +26,7 @@ from gateway.http.fields import Fields
 from gateway.http.json_response import json_response
 from gateway.http.known_names import UnknownNames
 from gateway.http.openapi.document import openapi_json
+from gateway.http.page.routes import page_routes
 from gateway.http.responses.routes import ResponsesRoutes
 from gateway.http.responses.store import ResponseStore
 from gateway.http.tokenize import TokenizeRoutes
@@ -77,6 +78,7 @@ def build_app(
             Route("/version", api.version),
             Route("/metrics", api.metrics),
             Route("/openapi.json", api.openapi),
+            *page_routes(),
         ],
         redirect_slashes=False,
     )
