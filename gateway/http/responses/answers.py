@@ -7,19 +7,21 @@ answer.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.generation import FinishReason, GenerationRequest, Output, TokenLogprobs
+from gateway.generation import ChatMessage, FinishReason, GenerationRequest, Output, TokenLogprobs
 from gateway.http.disconnect import while_connected
 from gateway.http.errors import to_pagewire_error
 from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
-from gateway.http.json_response import json_response, to_json
+from gateway.http.json_response import to_json
 from gateway.http.logprobs import TokenFormat, chat_logprobs
 from gateway.http.responses.output_items import Event, OutputItems
 from gateway.http.responses.request import ResponseCall, own_field_names
@@ -28,8 +30,24 @@ from gateway.live_generation import Generation
 from gateway.message_events import Content, Reasoning
 from gateway.request_service import RequestService
 
-OnFinished = Callable[[dict[str, Any], OutputItems], None]
-"""Takes a finished response and its items, to keep them."""
+R = TypeVar("R")
+
+# More are written beside the event loop, which other clients need meanwhile.
+_MAX_INLINE_LOGPROBS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedResponse:
+    """What there is to keep of a response."""
+
+    response_id: str
+    body: bytes
+    """The response as JSON."""
+    turn: ChatMessage
+    """The output as one message of the assistant."""
+
+
+OnFinished = Callable[[FinishedResponse], None]
 
 
 class _Writer:
@@ -38,16 +56,28 @@ class _Writer:
     def __init__(self, call: ResponseCall, generation: Generation) -> None:
         self.items = OutputItems(call.with_logprobs)
         self.response = ResponseObject(call, generation)
-        self.finished: dict[str, Any] | None = None
+        self.finished: FinishedResponse | None = None
         self._parser = generation.messages.parser()
         self._num_top = call.sampling.get("logprobs") or 0
         self._logprobs: list[TokenLogprobs] = []
+        self._num_logprobs = 0
 
     def begin(self) -> Iterator[Event]:
         for kind in ("response.created", "response.in_progress"):
             yield {"type": kind, "response": self.response.in_progress()}
 
-    def take(self, output: Output) -> Iterator[Event]:
+    async def write(self, outputs: Sequence[Output], into: Callable[[Iterable[Event]], R]) -> R:
+        """Return what `into` makes of the events of new outputs."""
+        num_new = sum(1 + len(place.top) for each in outputs for place in each.logprobs)
+        self._num_logprobs += num_new
+        is_last = any(output.finished is not None for output in outputs)
+        events = (event for output in outputs for event in self._take(output))
+        # The last events say everything again.
+        if (self._num_logprobs if is_last else num_new) > _MAX_INLINE_LOGPROBS:
+            return await asyncio.to_thread(into, events)
+        return into(events)
+
+    def _take(self, output: Output) -> Iterator[Event]:
         self._logprobs += output.logprobs
         parsed = self._parser.push(output.text)
         if output.finished is not None:
@@ -73,8 +103,9 @@ class _Writer:
     def _finish(self, reason: FinishReason) -> Iterator[Event]:
         is_complete = reason is not FinishReason.LENGTH
         yield from self.items.finish(is_complete)
-        self.finished = self.response.finished(self.items.objects(), is_complete)
-        yield {"type": f"response.{self.finished['status']}", "response": self.finished}
+        response = self.response.finished(self.items.objects(), is_complete)
+        self.finished = FinishedResponse(response["id"], to_json(response), self.items.turn())
+        yield {"type": f"response.{response['status']}", "response": response}
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
         """Return the logprobs of the tokens since the last text."""
@@ -107,20 +138,20 @@ class WholeResponse:
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work, finished = self._work, list[dict[str, Any]]()
+        work, finished = self._work, list[FinishedResponse]()
 
         async def generate() -> None:
             async with work.generate() as generation:
                 writer = _Writer(work.call, generation)
                 async for outputs in generation.outputs():
-                    for output in outputs:
-                        _exhaust(writer.take(output))
+                    await writer.write(outputs, _exhaust)
                 if writer.finished is not None:
-                    work.on_finished(writer.finished, writer.items)
+                    work.on_finished(writer.finished)
                     finished.append(writer.finished)
 
         await while_connected(receive, generate())
-        await json_response(finished[0])(scope, receive, send)
+        answer = Response(finished[0].body, media_type="application/json")
+        await answer(scope, receive, send)
 
 
 class StreamedResponse:
@@ -157,10 +188,9 @@ class StreamedResponse:
         async for outputs in generation.outputs(self._keep_alive_s):
             if not outputs:
                 yield KEEP_ALIVE
-            events = (event for output in outputs for event in writer.take(output))
-            body = self._bytes(events)
+            body = await writer.write(outputs, self._bytes)
             if writer.finished is not None:  # kept before the client knows its id to be of use
-                self._work.on_finished(writer.finished, writer.items)
+                self._work.on_finished(writer.finished)
             if body:
                 yield piece(body)
         yield {"type": "http.response.body", "body": b""}

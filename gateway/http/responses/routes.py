@@ -10,9 +10,13 @@ from starlette.responses import Response
 
 from gateway.generation import ChatMessage
 from gateway.http.fields import invalid
-from gateway.http.json_response import json_response, to_json
-from gateway.http.responses.answers import ResponseWork, StreamedResponse, WholeResponse
-from gateway.http.responses.output_items import OutputItems
+from gateway.http.json_response import json_response
+from gateway.http.responses.answers import (
+    FinishedResponse,
+    ResponseWork,
+    StreamedResponse,
+    WholeResponse,
+)
 from gateway.http.responses.request import ResponseCall, read_response
 from gateway.http.responses.store import ResponseStore, StoredResponse
 from gateway.http.tokenize import ReadFields
@@ -71,9 +75,8 @@ class ResponsesRoutes:
         self,
         call: ResponseCall,
         conversation: tuple[ChatMessage, ...],
-        response: dict[str, Any],
-        items: OutputItems,
+        finished: FinishedResponse,
     ) -> None:
         if call.store:
-            turn = (*conversation, items.turn())
-            self._store.add(StoredResponse(response["id"], to_json(response), turn))
+            turns = (*conversation, finished.turn)
+            self._store.add(StoredResponse(finished.response_id, finished.body, turns))
