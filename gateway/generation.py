@@ -158,6 +158,14 @@ class Output:
     first_prompt_token: bytes = b""
     """With `prompt_logprobs`: what the prompt's first token spells, which has none."""
 
+    @property
+    def num_logprobs(self) -> int:
+        """Of all places together: how much work it is to write them."""
+        if not self.logprobs and self.prompt_logprobs is None:
+            return 0
+        places = [*self.logprobs, *(place for place in self.prompt_logprobs or () if place)]
+        return sum(1 + len(place.top) for place in places)
+
     def extend(self, later: Output) -> None:
         """Take in the output that follows this one."""
         self.text += later.text

@@ -7,6 +7,8 @@ handler, and with it the generation.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -15,13 +17,16 @@ from gateway.convert import requests
 from gateway.convert.batch import WholeOutputs, batch_request
 from gateway.convert.chat import ChatEvents, chat_request
 from gateway.convert.events import Events, GenerateEvents, Response
-from gateway.generation import GenerationRequest
+from gateway.generation import GenerationRequest, Output
 from gateway.request_service import RequestService
 from gateway.token_service import TokenService
 from pagewire.kit.errors import UnimplementedError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+# Events with more are made beside the event loop, which other clients need meanwhile.
+_MAX_INLINE_LOGPROBS = 4096
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -98,6 +103,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
             await write(events.started(generation))
             async for outputs in generation.outputs():
-                for event in events.outputs(outputs):
+                for event in await _written(events, outputs):
                     await write(event)
             await write(events.usage(generation.usage))
+
+
+async def _written(events: Events, outputs: Sequence[Output]) -> Iterable[Response]:
+    """Return the events of new outputs; those with many logprobs are made beside the loop."""
+    if sum(output.num_logprobs for output in outputs) > _MAX_INLINE_LOGPROBS:
+        return await asyncio.to_thread(lambda: list(events.outputs(outputs)))
+    return events.outputs(outputs)

@@ -68,7 +68,7 @@ class _Writer:
 
     async def write(self, outputs: Sequence[Output], into: Callable[[Iterable[Event]], R]) -> R:
         """Return what `into` makes of the events of new outputs."""
-        num_new = sum(1 + len(place.top) for each in outputs for place in each.logprobs)
+        num_new = sum(output.num_logprobs for output in outputs)
         self._num_logprobs += num_new
         is_last = any(output.finished is not None for output in outputs)
         events = (event for output in outputs for event in self._take(output))
