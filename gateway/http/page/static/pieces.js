@@ -7,7 +7,7 @@
 
 export class PieceWriter {
   #utf8 = new TextDecoder();
-  #halfCharacter = [];
+  #unfinished = { tokens: [], bytes: [] };
   #waiting = [];
   #text = "";
 
@@ -31,22 +31,27 @@ export class PieceWriter {
       }
       this.#waiting.shift(); // written, or no part of the text
     }
-    if (!this.#waiting.length) pieces.push(...this.#takeText([]));
+    if (!this.#waiting.length && !this.#unfinished.tokens.length) pieces.push(...this.#takeText([]));
     return pieces;
   }
 
   /** The rest, once no more text comes in this place; tokens that wait stay for what follows. */
   flush() {
     const last = this.#text ? this.#waiting.shift() : undefined;
-    return this.#takeText(last?.tokens ?? []);
+    return this.#takeText(last?.tokens ?? this.#unfinished.tokens);
   }
 
+  /** Tokens wait for each other until their characters are whole. */
   #addToken(token) {
-    const text = this.#utf8.decode(new Uint8Array(token.bytes), { stream: true });
-    this.#halfCharacter.push(token);
-    if (text) {
-      this.#waiting.push({ text, tokens: this.#halfCharacter });
-      this.#halfCharacter = [];
+    const tokens = [...this.#unfinished.tokens, token];
+    const bytes = [...this.#unfinished.bytes, ...token.bytes];
+    const text = this.#utf8.decode(new Uint8Array(bytes));
+    const whole = new TextDecoder().decode(new Uint8Array(bytes), { stream: true });
+    if (text === whole) {
+      this.#waiting.push({ text, tokens });
+      this.#unfinished = { tokens: [], bytes: [] };
+    } else {
+      this.#unfinished = { tokens, bytes };
     }
   }
 
