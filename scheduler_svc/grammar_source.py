@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from llguidance import LLMatcher
 
+from pagewire.kit.json_depth import MAX_JSON_DEPTH, is_too_deep
 from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, GrammarError
 from scheduler_svc.structural_tags import StructuralTagError, structural_tag_grammars
@@ -176,9 +177,12 @@ def _schema(schema: Any, kind: str = "json_schema") -> str:
 def _parse_json(text: str, kind: str) -> Any:
     # Parsed and written again: what is not JSON must not become part of the text around it.
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise GrammarError(INVALID_GRAMMAR, f"{kind}: is not valid JSON") from None
+    if is_too_deep(text, value):
+        raise _too_complex(kind, f"at most {MAX_JSON_DEPTH} levels are taken")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any, NoReturn
 
 from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.json_depth import is_too_deep
 from pagewire.v1 import common_pb2, tokenizer_pb2
 from tokenizer_svc.chat_template import ChatRequest
 from tokenizer_svc.detokenize_session import OpenRequest, TextFrame, TokenFrame, TokenRow
@@ -107,6 +108,8 @@ def _json(text: str, kind: type, field: str) -> Any:
     if not isinstance(value, kind):
         name = "array" if kind is list else "object"
         raise InvalidRequestError(f"this must be a JSON {name}", field=field)
+    if is_too_deep(text, value):
+        raise InvalidRequestError("this JSON is nested too deeply", field=field)
     return value
 
 

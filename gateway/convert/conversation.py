@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.generation import ChatMessage, ChatPrompt
 from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.json_depth import is_too_deep
 from pagewire.v1 import inference_pb2
 
 MAX_MESSAGES = 4096
@@ -139,4 +140,6 @@ def _json_object(text: str, path: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise invalid(path, "must be a JSON object, as text")
+    if is_too_deep(text, value):
+        raise invalid(path, "is nested too deeply")
     return value

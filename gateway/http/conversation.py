@@ -8,6 +8,7 @@ from typing import Any
 from gateway.generation import ChatMessage, ChatPrompt
 from gateway.http.fields import Fields, check_text, invalid, wrong_type
 from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.json_depth import is_too_deep
 
 MAX_MESSAGES = 4096
 
@@ -119,9 +120,11 @@ def _read_arguments(function: Fields) -> dict[str, Any]:
     value = function.get("arguments")
     if isinstance(value, str):
         try:
-            value = json.loads(value or "{}")
+            text, value = value, json.loads(value or "{}")
         except (ValueError, RecursionError):
-            value = ""  # no object either
+            text = value = ""  # no object either
+        if is_too_deep(text, value):
+            raise invalid(function.path("arguments"), "is nested too deeply")
     if value is not None and not isinstance(value, dict):
         raise invalid(function.path("arguments"), "must be a JSON object, as text")
     return value or {}

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from gateway.http.errors import BodyTimeoutError, BodyTooLargeError, ClientGoneError
 from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.json_depth import MAX_JSON_DEPTH, is_too_deep
 
 _JSON = "application/json"
 
@@ -51,20 +52,21 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
         InvalidRequestError: It is none; says where the text breaks.
     """
     try:
-        value = json.loads(
-            body.decode(), parse_constant=_refuse_constant, parse_float=_finite_float
-        )
+        text = body.decode()
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
     except UnicodeDecodeError:
         raise _invalid("the body is not UTF-8") from None
     except json.JSONDecodeError as exc:
         where = f"line {exc.lineno}, column {exc.colno}"
         raise _invalid(f"the body is not valid JSON: {exc.msg} at {where}") from None
     except RecursionError:
-        raise _invalid("the body is nested too deeply") from None
+        raise _too_deep() from None
     except ValueError:  # an integer of thousands of digits
         raise _invalid("the body has a number with too many digits") from None
     if not isinstance(value, dict):
         raise _invalid("the body must be a JSON object")
+    if is_too_deep(text, value):
+        raise _too_deep()
     return value
 
 
@@ -90,6 +92,10 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise _invalid("the body has a number that is too large; numbers must be finite")
     return value
+
+
+def _too_deep() -> InvalidRequestError:
+    return _invalid(f"the body is nested too deeply; at most {MAX_JSON_DEPTH} levels are taken")
 
 
 def _invalid(message: str) -> InvalidRequestError:

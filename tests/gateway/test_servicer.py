@@ -16,6 +16,7 @@ from tests.fakes.fake_tokenizer import BOS, EOS, VOCAB_SIZE, decode, encode
 from tests.gateway.conftest import Gateway
 
 CLIENT_GONE = common_pb2.ABORT_REASON_CLIENT_GONE
+DEEP = '{"a":' * 300 + "1" + "}" * 300
 
 
 def generate(
@@ -236,6 +237,7 @@ async def test_a_conversation_has_parts_calls_tools_and_arguments(gateway: Gatew
         ({"tools": [{}]}, "tools[0].name"),
         ({"tools": [{"name": "f", "parameters_json": "[]"}]}, "tools[0].parameters_json"),
         ({"tools": [{"name": "f", "parameters_json": "{"}]}, "tools[0].parameters_json"),
+        ({"tools": [{"name": "f", "parameters_json": DEEP}]}, "tools[0].parameters_json"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",

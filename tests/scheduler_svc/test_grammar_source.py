@@ -81,3 +81,11 @@ def test_a_long_message_of_the_library_is_cut() -> None:
 
 def test_a_message_without_text_still_says_something() -> None:
     assert describe(StructuredOutputs(regex="x"), "").message == "regex: it is not valid"
+
+
+@pytest.mark.parametrize("depth", [300, 930, 990])
+def test_a_schema_that_nests_too_deeply_is_refused(depth: int) -> None:
+    schema = '{"not":' * depth + "{}" + "}" * depth
+    with pytest.raises(GrammarError) as caught:
+        grammar_source(StructuredOutputs(json_schema=schema))
+    assert "at most" in str(caught.value) or "JSON" in str(caught.value)

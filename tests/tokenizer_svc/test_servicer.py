@@ -127,6 +127,7 @@ async def test_a_conversation_that_is_too_long_is_refused(stub: Any) -> None:
     [
         ({"tools_json": "["}, "tools_json"),
         ({"tools_json": "{}"}, "tools_json"),
+        ({"tools_json": "[" * 300 + "]" * 300}, "tools_json"),
         ({"template_arguments_json": "[]"}, "template_arguments_json"),
         ({"template_arguments_json": '{"x": NaN}'}, "template_arguments_json"),
         ({"template_arguments_json": "[" * 100_000}, "template_arguments_json"),

@@ -94,6 +94,7 @@ async def test_an_error_of_the_template_names_the_field_of_the_body(gateway: Gat
     assert error["message"] == "chat_template_kwargs: cannot be messages"
 
 
+DEEP_CALL = {"function": {"name": "f", "arguments": '{"a":' * 300 + "1" + "}" * 300}}
 BAD = [
     ("messages", {"messages": []}),
     ("messages", {"messages": None}),
@@ -115,6 +116,10 @@ BAD = [
     ("top_logprobs", {"top_logprobs": 2}),
     ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
     ("seed", {"seed": [1]}),
+    (
+        "messages[0].tool_calls[0].function.arguments",
+        {"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]},
+    ),
 ]
 
 
