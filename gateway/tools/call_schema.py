@@ -13,6 +13,10 @@ MAX_DEPTH = 100
 
 # What holds values and not schemas: a "$ref" in there is data.
 _DATA_KEYS = frozenset(("const", "enum", "default", "examples"))
+# What holds schemas by names of the client's: none of these names is a keyword.
+_SCHEMAS_BY_NAME = frozenset(
+    ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+)
 
 
 class SchemaTooDeepError(ValueError):
@@ -99,6 +103,8 @@ def _moved(schema: Any, root: str, depth: int = 0) -> Any:
 def _moved_member(name: str, value: Any, root: str, depth: int) -> Any:
     if name in _DATA_KEYS:
         return value
+    if name in _SCHEMAS_BY_NAME and isinstance(value, dict):
+        return {key: _moved(schema, root, depth + 1) for key, schema in value.items()}
     if name == "$ref" and isinstance(value, str) and value.startswith("#"):
         return f"{root}{value[1:]}"
     return _moved(value, root, depth)

@@ -27,6 +27,7 @@ class MistralParser(IncrementalParser):
     def __init__(self) -> None:
         super().__init__(self.plain, any_name)
         self._name = ""
+        self._num_id_chars = 0
         self._scanner = JsonScanner()
 
     def plain(self) -> bool:
@@ -79,11 +80,16 @@ class MistralParser(IncrementalParser):
         tag = self.take(_ARGUMENTS, _CALL_ID)
         if tag is None:
             return False
+        self._num_id_chars = 0
         following = {_ARGUMENTS: self._skip_name_space, _CALL_ID: self._skip_id}.get(tag)
         return self.enter(following) if following else self.abandon()
 
     def _skip_id(self) -> bool:
-        self.take_chars(str.isalnum, _MAX_ID_CHARS)
+        self._num_id_chars += len(
+            self.take_chars(str.isalnum, _MAX_ID_CHARS + 1 - self._num_id_chars)
+        )
+        if self._num_id_chars > _MAX_ID_CHARS:
+            return self.abandon()
         return bool(self.peek()) and self.enter(self._skip_name_space)
 
     def _begin_arguments(self) -> bool:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gateway.tools.json_scanner import MAX_SCALAR_CHARS
+
 MAX_DEPTH = 64
 
 _SPACE = re.compile(r"\s*")
@@ -159,6 +161,8 @@ class _Reader:
 
 
 def _number(text: str) -> int | float:
+    if len(text) > MAX_SCALAR_CHARS:
+        raise ValueError("too long")  # an integer that Python reads and refuses to write
     if text.lstrip("+-").isdecimal() or text.lstrip("+-")[:2].lower() in ("0x", "0o", "0b"):
         return int(text, 0)
     value = float(text)

@@ -81,3 +81,15 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
         schema = {"items": schema}
     with pytest.raises(SchemaTooDeepError):
         calls_schema([Tool("x", schema)], parallel=True)
+
+
+@pytest.mark.parametrize("name", ["default", "enum", "const", "examples", "properties"])
+def test_a_property_that_is_named_like_a_keyword_is_a_schema_all_the_same(name: str) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {name: {"$ref": "#/$defs/unit"}},
+        "$defs": {"unit": {"enum": ["m"]}},
+    }
+    schema = calls_schema([Tool("x", parameters)], parallel=True)
+    assert is_valid([{"name": "x", "arguments": {name: "m"}}], schema)
+    assert not is_valid([{"name": "x", "arguments": {name: "km"}}], schema)

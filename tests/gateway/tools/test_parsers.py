@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.message_events import CallArguments, CallStart, Content
 from gateway.tools.call_reader import MAX_HELD_CHARS
 from gateway.tools.registry import AUTO, TOOL_FORMATS, tool_format
-from tests.gateway.tools.transcripts import TRANSCRIPTS, Transcript, parser_of, read
+from tests.gateway.tools.transcripts import TRANSCRIPTS, Read, Transcript, parser_of, read
 
 PIECES = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"),
@@ -116,3 +116,10 @@ def test_the_names_of_parsers_are_told_apart() -> None:
     assert tool_format(AUTO, "") is TOOL_FORMATS["json"]
     assert len(TOOL_FORMATS["mistral"].new_id()) == 9
     assert TOOL_FORMATS["hermes"].new_id().startswith("call_")
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "0x" + "f" * 5000, "1." + "0" * 5000])
+def test_a_number_that_nobody_writes_is_no_call(digits: str) -> None:
+    """Python reads hexadecimal integers of any length, and refuses to write them."""
+    text = f"[add(a={digits})]"
+    assert read(parser_of("pythonic"), [text]) == Read(text)

@@ -133,6 +133,7 @@ MISTRAL = [
     _plain("mistral", "[TOOL_CALLS]?{}"),
     _plain("mistral", "[TOOL_CALLS]" + "x" * 300 + "{}"),
     _plain("mistral", "[TOOL a] [1, 2]"),
+    _plain("mistral", "[TOOL_CALLS]add[CALL_ID]" + "a" * 65 + "[ARGS]{}"),
 ]
 LLAMA = [
     _good("llama3_json", _PARIS_JSON, PARIS),
