@@ -50,6 +50,8 @@ from scheduler_svc.stop import FinishReason, Stop
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
+# Enough for any wait; two to the power of thousands is no float.
+_MAX_DOUBLINGS = 16
 SUSPECTED_MESSAGE = "workers failed again and again on this request"
 
 log = get_logger("scheduler_svc.engine_core")
@@ -257,7 +259,8 @@ class EngineCore:
         backoff_s, last_reason = FIRST_BACKOFF_S, ""
         if self._steps.num_failed_steps > 0:
             # The worker came back and was lost again before it did anything.
-            await self._sleep(min(FIRST_BACKOFF_S * 2**self._steps.num_failed_steps, MAX_BACKOFF_S))
+            num_doublings = min(self._steps.num_failed_steps, _MAX_DOUBLINGS)
+            await self._sleep(min(FIRST_BACKOFF_S * 2**num_doublings, MAX_BACKOFF_S))
         while True:
             try:
                 facts = await self._executor.initialize()

@@ -243,6 +243,15 @@ async def test_a_worker_lost_behind_a_failed_step_is_claimed_again():
     assert engine.client.token_ids[request_id] == expected_output(PROMPT, 6)
 
 
+async def test_a_worker_is_claimed_after_however_many_failed_steps():
+    async with running() as engine:
+        engine.core._steps.num_failed_steps = 2000
+        engine.executor.lose()
+        await engine.wait_state(EngineState.READY, times=2)
+        request_id = engine.add(max_tokens=1)
+        await engine.client.wait_finished(request_id)
+
+
 async def test_a_request_whose_step_always_fails_is_ended_and_others_go_on():
     async with running() as engine:
         engine.executor.num_failing_steps = 3
