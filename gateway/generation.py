@@ -137,6 +137,9 @@ class TokenLogprobs(NamedTuple):
     """The likeliest tokens, as many as were asked for, falling; they may include `token`."""
 
 
+MAX_INLINE_WEIGHT = 4096
+"""Outputs of more are written beside the event loop, which other clients need meanwhile."""
+
 PromptLogprobs = list[TokenLogprobs | None]
 """One a prompt token; the first follows nothing and has None."""
 
@@ -159,12 +162,17 @@ class Output:
     """With `prompt_logprobs`: what the prompt's first token spells, which has none."""
 
     @property
-    def num_logprobs(self) -> int:
-        """Of all places together: how much work it is to write them."""
+    def weight(self) -> int:
+        """How much work it is to write: logprobs of all places, and text, 4 characters for one.
+
+        Text is read for tool calls, which takes much longer where a model writes thousands of
+        broken ones.
+        """
+        weight = len(self.text) // 4
         if not self.logprobs and self.prompt_logprobs is None:
-            return 0
+            return weight
         places = [*self.logprobs, *(place for place in self.prompt_logprobs or () if place)]
-        return sum(1 + len(place.top) for place in places)
+        return weight + sum(1 + len(place.top) for place in places)
 
     def extend(self, later: Output) -> None:
         """Take in the output that follows this one."""

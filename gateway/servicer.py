@@ -17,16 +17,13 @@ from gateway.convert import requests
 from gateway.convert.batch import WholeOutputs, batch_request
 from gateway.convert.chat import ChatEvents, chat_request
 from gateway.convert.events import Events, GenerateEvents, Response
-from gateway.generation import GenerationRequest, Output
+from gateway.generation import MAX_INLINE_WEIGHT, GenerationRequest, Output
 from gateway.request_service import RequestService
 from gateway.token_service import TokenService
 from pagewire.kit.errors import UnimplementedError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-
-# Events with more are made beside the event loop, which other clients need meanwhile.
-_MAX_INLINE_LOGPROBS = 4096
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -109,7 +106,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 async def _written(events: Events, outputs: Sequence[Output]) -> Iterable[Response]:
-    """Return the events of new outputs; those with many logprobs are made beside the loop."""
-    if sum(output.num_logprobs for output in outputs) > _MAX_INLINE_LOGPROBS:
+    """Return the events of new outputs; those of much are made beside the loop."""
+    if sum(output.weight for output in outputs) > MAX_INLINE_WEIGHT:
         return await asyncio.to_thread(lambda: list(events.outputs(outputs)))
     return events.outputs(outputs)

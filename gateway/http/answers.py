@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.generation import GenerationRequest, Output, Usage
+from gateway.generation import MAX_INLINE_WEIGHT, GenerationRequest, Output, Usage
 from gateway.http.disconnect import while_connected
 from gateway.http.errors import error_object, to_pagewire_error
 from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
@@ -22,9 +22,6 @@ from gateway.http.json_response import json_response, to_json
 from gateway.http.parameters import StreamOptions
 from gateway.live_generation import Generation
 from gateway.request_service import RequestService
-
-# Answers with more are written beside the event loop, which other clients need meanwhile.
-_MAX_INLINE_LOGPROBS = 4096
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -207,11 +204,7 @@ class StreamedAnswer:
 
 def _is_long(outputs: list[Output]) -> bool:
     """Whether writing them would hold up the event loop."""
-    num_logprobs = 0
-    for output in outputs:
-        for places in (output.logprobs, output.prompt_logprobs or ()):
-            num_logprobs += sum(1 + len(place.top) for place in places if place is not None)
-    return num_logprobs > _MAX_INLINE_LOGPROBS
+    return sum(output.weight for output in outputs) > MAX_INLINE_WEIGHT
 
 
 def _events(chunks: Iterable[dict[str, Any]]) -> bytes:

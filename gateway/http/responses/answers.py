@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.generation import ChatMessage, FinishReason, GenerationRequest, Output, TokenLogprobs
+from gateway.generation import (
+    MAX_INLINE_WEIGHT,
+    ChatMessage,
+    FinishReason,
+    GenerationRequest,
+    Output,
+    TokenLogprobs,
+)
 from gateway.http.disconnect import while_connected
 from gateway.http.errors import to_pagewire_error
 from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
@@ -31,9 +38,6 @@ from gateway.message_events import Content, Reasoning
 from gateway.request_service import RequestService
 
 R = TypeVar("R")
-
-# More are written beside the event loop, which other clients need meanwhile.
-_MAX_INLINE_LOGPROBS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class _Writer:
         self._parser = generation.messages.parser()
         self._num_top = call.sampling.get("logprobs") or 0
         self._logprobs: list[TokenLogprobs] = []
-        self._num_logprobs = 0
+        self._weight = 0
 
     def begin(self) -> Iterator[Event]:
         for kind in ("response.created", "response.in_progress"):
@@ -68,12 +72,12 @@ class _Writer:
 
     async def write(self, outputs: Sequence[Output], into: Callable[[Iterable[Event]], R]) -> R:
         """Return what `into` makes of the events of new outputs."""
-        num_new = sum(output.num_logprobs for output in outputs)
-        self._num_logprobs += num_new
+        num_new = sum(output.weight for output in outputs)
+        self._weight += num_new
         is_last = any(output.finished is not None for output in outputs)
         events = (event for output in outputs for event in self._take(output))
         # The last events say everything again.
-        if (self._num_logprobs if is_last else num_new) > _MAX_INLINE_LOGPROBS:
+        if (self._weight if is_last else num_new) > MAX_INLINE_WEIGHT:
             return await asyncio.to_thread(into, events)
         return into(events)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from gateway.config import Timeouts
-from gateway.generation import GenerationRequest
-from gateway.http import event_stream
-from gateway.http.answers import StreamedAnswer
+from gateway.generation import GenerationRequest, Output
+from gateway.http import answers, event_stream
+from gateway.http.answers import StreamedAnswer, WholeAnswer
 from gateway.http.chat import ChatShape
 from gateway.http.errors import ClientGoneError
 from gateway.http.parameters import StreamOptions
+from gateway.live_generation import Generation
 from tests.fakes.fake_scheduler import MODEL
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -62,3 +64,28 @@ async def test_a_stream_that_waits_gets_comments(run_gateway: GatewayFactory, pa
     # A comment is a whole event, which ends with an empty line.
     assert lines[lines.index(": keep-alive") + 1] == ""
     assert lines[-2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+async def test_long_text_is_read_and_written_beside_the_event_loop(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    """Text of thousands of broken calls takes a while, in which other clients are served."""
+    if is_long:
+        monkeypatch.setattr(answers, "MAX_INLINE_WEIGHT", 1)
+    threads = []
+
+    class Shape(ChatShape):
+        def whole(self, generation: Generation, outputs: list[Output]) -> dict[str, Any]:
+            threads.append(threading.current_thread())
+            return super().whole(generation, outputs)
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def receive() -> Any:
+        return await asyncio.Event().wait()
+
+    request = GenerationRequest("", ("abc",), {"max_tokens": 16})
+    await WholeAnswer(gateway.server.service, request, Shape())({"type": "http"}, receive, send)
+    assert [thread is threading.main_thread() for thread in threads] == [not is_long]
