@@ -50,7 +50,7 @@ class TokenizerBundle:
         async with self._making:
             files = await self._fetch(fingerprint)
             archive = await asyncio.to_thread(make_archive, files)
-        digest = hashlib.sha256(archive).hexdigest()
+            digest = await _digest(archive)
         for start in range(0, len(archive), CHUNK_BYTES):
             is_last = start + CHUNK_BYTES >= len(archive)
             yield common_pb2.GetTokenizerChunk(
@@ -102,7 +102,7 @@ async def fetch_files(target: str, fingerprint: str) -> dict[str, bytes]:
                 raise _unusable(f"the tokenizer's files have more than {MAX_BYTES} bytes")
             content = files.setdefault(part.name, bytearray())
             content += part.chunk
-            if part.sha256 and hashlib.sha256(content).hexdigest() != part.sha256:
+            if part.sha256 and await _digest(content) != part.sha256:
                 raise _unusable(f"the tokenizer's file {part.name} came damaged")
         return {name: bytes(content) for name, content in files.items()}
 
@@ -115,6 +115,11 @@ def make_archive(files: dict[str, bytes]) -> bytes:
             entry = zipfile.ZipInfo(name, _EPOCH)
             archive.writestr(entry, files[name], zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
+
+
+async def _digest(content: bytes | bytearray) -> str:
+    """Return the SHA-256, made beside the event loop, on which the engine's steps run."""
+    return await asyncio.to_thread(lambda: hashlib.sha256(content).hexdigest())
 
 
 def _unusable(problem: str) -> FailedPreconditionError:
