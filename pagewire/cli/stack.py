@@ -8,6 +8,7 @@ hands the result to the supervisor.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -307,7 +308,8 @@ def plan_environment(config: ServeConfig, inherited: Mapping[str, str]) -> dict[
     environment = {**inherited, "PYTHONPATH": _python_path(inherited)}
     if config.secrets.api_key:
         # Not a flag: command lines are for everybody on the machine to read.
-        environment["PAGEWIRE_API_KEY"] = ",".join(config.secrets.api_key)
+        # As JSON: a key may have a comma.
+        environment["PAGEWIRE_API_KEY"] = json.dumps(config.secrets.api_key)
     return environment
 
 

@@ -149,8 +149,11 @@ def test_the_public_grpc_api_may_be_on_a_socket_that_the_ready_line_names():
 
 
 def test_keys_travel_in_the_environment():
-    config = load_config(ServeConfig, prog="x", argv=["--api-key=a", "--api-key=b"], env={})
-    assert plan_environment(config, {})["PAGEWIRE_API_KEY"] == "a,b"
+    for given, keys in (("a,b", ("a", "b")), ('["x=s,t", "b"]', ("x=s,t", "b"))):
+        config = load_config(ServeConfig, prog="x", argv=["--api-key", given], env={})
+        environment = plan_environment(config, {})
+        gateway = load_config(GatewayConfig, prog="x", argv=[], env=environment)
+        assert gateway.access.api_key == keys
 
 
 def test_the_engine_is_served_to_smg_only_where_it_is_asked_for_and_on_loopback():
