@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagewire.kit.errors import QueueFullError
+
 SERVICE_NAME = "grpc.health.v1.Health"
 # grpc.health.v1 has no place for a reason, so it travels in the trailers of Check.
 REASON_KEY = "x-pagewire-reason"
@@ -20,6 +22,9 @@ REASON_KEY = "x-pagewire-reason"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+MAX_WATCHERS = 1024
+"""Most Watch calls at a time: they need no key, last for good, and each takes memory."""
 
 _MAX_REASON_CHARS = 200
 
@@ -36,6 +41,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         }
         self._changed = asyncio.Event()
         self._shut_down = False
+        self._num_watchers = 0
 
     def set(self, service: str, serving: bool, reason: str = "") -> None:
         """Set one name's status; ignored after `shut_down`."""
@@ -61,6 +67,20 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        if self._num_watchers >= MAX_WATCHERS:
+            raise QueueFullError(
+                f"{MAX_WATCHERS} calls of Watch are open, which is the limit; use Check",
+                reason="TOO_MANY_WATCHERS",
+            )
+        self._num_watchers += 1
+        try:
+            await self._watch(request, context)
+        finally:
+            self._num_watchers -= 1
+
+    async def _watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         sent: health_pb2.HealthCheckResponse.ServingStatus | None = None

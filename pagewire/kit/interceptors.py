@@ -146,8 +146,9 @@ def _raising_handler(exc: Exception) -> Handler:
     async def fail(request: Any, context: Context) -> Any:
         raise exc
 
-    # The kind does not matter: the call ends before a message is read or written.
-    return grpc.unary_unary_rpc_method_handler(fail)
+    # Of the kind that gRPC runs before a message has come, whatever kind the method is of: else a
+    # stranger could hold calls open by sending none.
+    return grpc.stream_unary_rpc_method_handler(fail)
 
 
 def _code_name(context: Context) -> str:

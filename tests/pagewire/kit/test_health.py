@@ -1,8 +1,12 @@
 """grpc.health.v1 behind a real server."""
 
+import asyncio
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagewire.kit import health
 
 from .echo_service import SERVICE, handler_of, start_echo
 
@@ -45,3 +49,17 @@ async def test_a_reason_of_any_text_fits_into_the_answer():
         stub = health_pb2_grpc.HealthStub(echo.channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))
     assert answer.status == Response.NOT_SERVING
+
+
+async def test_watchers_are_bounded_and_those_that_leave_make_room(monkeypatch):
+    monkeypatch.setattr(health, "MAX_WATCHERS", 2)
+    async with start_echo(unary_unary=handler_of("unary_unary", hello)) as echo:
+        leaving, staying = watch(echo, SERVICE), watch(echo, "")
+        await leaving.read()
+        await staying.read()
+        refused = watch(echo, SERVICE)
+        assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        leaving.cancel()
+        async with asyncio.timeout(20):
+            while await watch(echo, SERVICE).read() is grpc.aio.EOF:
+                pass

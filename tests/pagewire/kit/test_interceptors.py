@@ -19,7 +19,7 @@ from pagewire.kit.errors import (
 )
 from pagewire.kit.rpc_handlers import wrap_handler
 
-from .echo_service import KINDS, handler_of, start_echo
+from .echo_service import KINDS, SERVICE, handler_of, start_echo
 
 
 async def status_of(echo, kind: str) -> grpc.aio.AioRpcError:
@@ -216,6 +216,23 @@ async def test_what_a_services_own_interceptor_raises_is_mapped_too(kind):
 
     async with start_echo(interceptors=[Refuse()], **{kind: handler_of(kind, act)}) as echo:
         assert (await status_of(echo, kind)).code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refusal_waits_for_no_message(kind):
+    """A stranger without a key holds no call open by sending nothing."""
+
+    class Refuse(grpc.aio.ServerInterceptor):
+        async def intercept_service(self, continuation, details):
+            raise UnauthenticatedError("no key")
+
+    async def act(context):
+        return b""
+
+    async with start_echo(interceptors=[Refuse()], **{kind: handler_of(kind, act)}) as echo:
+        silent = echo.channel.stream_stream(f"/{SERVICE}/{kind}")()
+        async with asyncio.timeout(20):
+            assert await silent.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_an_unknown_method_is_unimplemented():
