@@ -47,7 +47,8 @@ class DirectClient:
         self._output = DirectOutput()
         self._error: PagewireError | None = None
         self._wake = wake or asyncio.Event()
-        self._request_id = ""
+        self._live_ids: list[str] = []
+        """The request's, until it has ended: its id may be another's then."""
         self.client_id = core.attach(self)
 
     def add(self, request: EngineCoreRequest) -> None:
@@ -57,7 +58,7 @@ class DirectClient:
             PagewireError: It is refused.
         """
         self._core.add_request(request)
-        self._request_id = request.request_id
+        self._live_ids = [request.request_id]
 
     async def stream(self) -> AsyncIterator[DirectOutput]:
         """What is new as it comes; the last item has the end.
@@ -91,11 +92,11 @@ class DirectClient:
 
     def finish(self, stop: Stop) -> None:
         """End the request from outside, unless it has ended; what is taken next has that end."""
-        self._core.finish_requests([self._request_id], stop)
+        self._core.finish_requests(self._live_ids, stop)
 
     def close(self) -> None:
         """End the request if it has not ended; idempotent."""
-        self._core.detach(self.client_id, [self._request_id])
+        self._core.detach(self.client_id, self._live_ids)
 
     # OutputSink.
 
@@ -116,6 +117,7 @@ class DirectClient:
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for end in finished:
             self._output.end = end
+            self._live_ids = []
         self._wake.set()
 
     def put_admitted(self, request_id: str) -> None:

@@ -1,10 +1,15 @@
+import asyncio
+from contextlib import aclosing
+
 import pytest
 
 from pagewire.kit.errors import InternalError, InvalidRequestError, ServiceUnavailableError
 from scheduler_svc.direct_client import DirectClient, DirectOutput
 from scheduler_svc.engine_core import EngineCore
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
 from scheduler_svc.stop import FinishReason
+from tests.scheduler_svc.factories import make_core_request
 from tests.scheduler_svc.fakes import FakeExecutor, make_config
 
 END = FinishedRequest("r", FinishReason.LENGTH, 1, 2, 0)
@@ -66,3 +71,27 @@ async def test_an_end_that_came_in_time_is_told_though_the_engine_goes_away():
     put(client, 1, end=END)
     client.end(ServiceUnavailableError("going away"))
     assert await anext(client.stream()) == DirectOutput([1], end=END)
+
+
+async def test_closing_an_ended_request_leaves_another_one_of_its_id_alone():
+    core = EngineCore(make_config(), FakeExecutor())
+    is_ready = asyncio.Event()
+    core.on_state = lambda state: is_ready.set() if state is EngineState.READY else None
+    running = asyncio.create_task(core.run())
+    try:
+        async with asyncio.timeout(20):
+            await is_ready.wait()
+            ended, going = DirectClient(core), DirectClient(core)
+            ended.add(make_core_request(4, "r", max_tokens=1, client_id=ended.client_id))
+            _ = [output async for output in ended.stream()]
+            more = {"max_tokens": 20, "ignore_eos": True, "client_id": going.client_id}
+            going.add(make_core_request(4, "r", **more))
+            async with aclosing(going.stream()) as outputs:
+                tokens = list((await anext(outputs)).token_ids)
+                ended.close()
+                async for output in outputs:
+                    tokens += output.token_ids
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+    assert len(tokens) == 20
