@@ -76,6 +76,8 @@ async def test_health_the_page_and_preflights_need_no_key(run_gateway: GatewayFa
             assert (await gateway.http.get(path)).status_code == 200
         for path in ("/", "/static/nothing.js"):
             assert (await gateway.http.get(path)).status_code in (200, 404)
+        for path in ("/static/..%2fv1/models", "//v1/models", "/v1%2fmodels", "/health/..%2fload"):
+            assert (await gateway.http.get(path)).status_code in (401, 404)
         preflight = {"origin": "https://a.example", "access-control-request-method": "POST"}
         answer = await gateway.http.options(COMPLETIONS, headers=preflight)
         assert answer.status_code == 200
