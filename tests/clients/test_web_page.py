@@ -30,7 +30,7 @@ KEY = "a-secret-of-the-tests"
 KEY_NAME = "pagewire-api-key"
 CHAT = "**/v1/chat/completions"
 MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>&amp;"
-STEP_TIME_US = 2000
+STEP_TIME_US = 5000
 FIELD_NAMES = (
     *("Model", "System prompt", "Temperature", "Top p", "Top k", "Min p", "Max tokens", "Seed"),
     *("Stop strings", "Shade tokens by probability", "Alternatives shown"),

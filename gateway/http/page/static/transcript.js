@@ -9,6 +9,8 @@ export class Transcript {
   #list = document.getElementById("transcript");
   #welcome = document.getElementById("welcome");
   #follows = true;
+  #isScrolling = false;
+  #top = 0;
   #notice = null;
 
   /** @param {import("/static/inspector.js").Inspector} inspector shows the token in question */
@@ -19,7 +21,10 @@ export class Transcript {
     this.#list.addEventListener("keydown", (event) => this.#walk(event));
     this.#list.addEventListener("scroll", () => {
       const { scrollTop, scrollHeight, clientHeight } = this.#list;
-      this.#follows = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+      const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+      // Text that was added meanwhile is no reason to stay behind; only the reader goes up.
+      this.#follows = isAtEnd || (this.#follows && scrollTop >= this.#top);
+      this.#top = scrollTop;
     });
   }
 
@@ -48,9 +53,14 @@ export class Transcript {
     this.follow();
   }
 
-  /** Scroll to the end, unless the reader has gone elsewhere. */
+  /** Scroll to the end, unless the reader has gone elsewhere; once a frame, since it costs a layout. */
   follow() {
-    if (this.#follows) this.#list.scrollTop = this.#list.scrollHeight;
+    if (!this.#follows || this.#isScrolling) return;
+    this.#isScrolling = true;
+    requestAnimationFrame(() => {
+      this.#isScrolling = false;
+      this.#list.scrollTop = this.#list.scrollHeight;
+    });
   }
 
   clear() {
