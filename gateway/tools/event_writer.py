@@ -1,4 +1,4 @@
-"""Where a parser of tool calls writes its events: adjacent pieces are joined, space is trimmed.
+"""Where a parser of tool calls writes its events; trims the space between text and calls.
 
 Space between text and a call belongs to the format, not to the message: it is left out on both
 sides of a call, and kept where no call follows. Texts before and behind calls stand on lines of
