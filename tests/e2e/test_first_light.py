@@ -67,7 +67,7 @@ def test_buf_curl_answers_paris(smollm2_stack: Stack) -> None:
         event, end = decoder.raw_decode(text)
         events.append(event)
         text = text[end:].lstrip()
-    assert "Paris" in "".join(event.get("delta", {}).get("text", "") for event in events)
+    assert "Paris" in "".join(event.get("delta", {}).get("content", "") for event in events)
     assert [next(iter(event)) for event in (events[0], events[-1])] == ["started", "usage"]
 
 
