@@ -33,13 +33,13 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         method = handler_call_details.method
-        if method.startswith(_OPEN_PREFIX):
-            return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        # gRPC answers by itself for a method that does not exist, and nothing is kept of its name.
+        if handler is None or method.startswith(_OPEN_PREFIX):
+            return handler
         metadata: Any = handler_call_details.invocation_metadata or ()
         client = self._identify(metadata)
-        handler = await continuation(handler_call_details)
-        is_limited = method.startswith(_LIMITED_PREFIX) and method not in _UNLIMITED_METHODS
-        if handler is None or not is_limited:
+        if not method.startswith(_LIMITED_PREFIX) or method in _UNLIMITED_METHODS:
             return handler
         return wrap_handler(handler, lambda _: _running(client))
 

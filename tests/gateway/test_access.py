@@ -84,17 +84,13 @@ async def test_health_the_page_and_preflights_need_no_key(run_gateway: GatewayFa
 
 
 async def test_over_grpc_all_but_health_needs_a_key(run_gateway: GatewayFactory) -> None:
-    async with (
-        run_gateway(access=KEYED) as gateway,
-        open_channel(gateway.server.grpc_server.address) as channel,
-    ):
+    async with run_gateway(access=KEYED) as gateway:
         stub = gateway.grpc
         for given in ((), metadata("s3"), (("authorization", "s1"),)):
             for call in (
                 stub.Generate(GENERATE, metadata=given),
                 stub.ListModels(inference_pb2.ListModelsRequest(), metadata=given),
                 stub.Embed(inference_pb2.EmbedRequest(), metadata=given),
-                channel.unary_unary("/pagewire.v1.InferenceService/Nope")(b"", metadata=given),
             ):
                 error = await grpc_error(call)
                 assert (error.code, error.reason) == (
@@ -105,6 +101,20 @@ async def test_over_grpc_all_but_health_needs_a_key(run_gateway: GatewayFactory)
         assert events[-1].HasField("usage")
         health = await gateway.health.Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_methods_that_do_not_exist_leave_no_figures(run_gateway: GatewayFactory) -> None:
+    """Strangers choose their names; each would be one more line of the metrics, for good."""
+    async with (
+        run_gateway(access=KEYED) as gateway,
+        open_channel(gateway.server.grpc_server.address) as channel,
+    ):
+        for path in ("/pagewire.v1.InferenceService/Nope", "/a.B/Nope"):
+            for given in ((), metadata("s1")):
+                error = await grpc_error(channel.unary_unary(path)(b"", metadata=given))
+                assert error.code is grpc.StatusCode.UNIMPLEMENTED
+        figures = (await gateway.http.get("/metrics", headers=bearer("s1"))).text
+    assert "rpc" in figures and "Nope" not in figures
 
 
 async def test_reflection_needs_a_key_as_well(run_gateway: GatewayFactory) -> None:
