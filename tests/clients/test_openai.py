@@ -16,7 +16,7 @@ from tests.clients.served import API_KEY, MAX_MODEL_LEN, MODEL, Served
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT: Any = {"model": MODEL, "messages": QUESTION, "temperature": 0, "max_tokens": 16}
-SHORT: Any = CHAT | {"max_tokens": 8}
+SHORT: Any = CHAT | {"max_tokens": 12}
 PROMPT = "The capital of France is"
 COMPLETION: Any = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": 6}
 
