@@ -9,7 +9,7 @@ PYTHON := $(shell for p in python3.11 python3; do \
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long test-cuda exactness structured check lint type fmt protos bench clean
+.PHONY: help setup run test test-long test-cuda exactness structured clients check lint type fmt protos bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,10 @@ exactness: setup ## long forms of: how a request is computed changes no token
 structured: setup ## 300 JSON schemas answered by the embedded model, as a table
 	$(BIN)/pytest tests/e2e/test_structured_outputs.py -k 300_schemas
 
+clients: setup ## third-party clients, each in an environment of its own (docs/clients.md), against a stack
+	$(BIN)/python -m tests.clients.environments
+	$(BIN)/pytest -m 'not slow' tests/clients tests/e2e/test_responses.py
+
 test-cuda: setup ## tests on a CUDA device: kernels, graphs, memory, models
 	$(BIN)/pytest tests/worker_svc/cuda
 
@@ -68,5 +72,5 @@ protos: setup ## generate the stubs in pagewire/v1 from protos/
 bench: setup ## a short load test of a fresh stack: tokens/s and latencies
 	$(BIN)/python benchmarks/smoke_throughput.py --start-stack $(ARGS)
 
-clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## remove environments and caches
+	rm -rf $(VENV) .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
