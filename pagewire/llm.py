@@ -97,18 +97,14 @@ class LLM:
                 raise TypeError(f"{sorted(engine)[0]} is a setting of a stack, and address has one")
             self._model = model or ""
             self._client = Client(address, api_key=api_key, tls=tls)
-            batches = Client(address, api_key=api_key, tls=tls, retry=False)
         else:
             if api_key is not None or tls:
                 raise TypeError("api_key and tls belong to address")
             settings = {"model": model or DEFAULT_MODEL, **engine}
             self._stack = LocalStack(settings)
             self._client = Client(self._stack.target, api_key=self._stack.api_key)
-            batches = Client(self._stack.target, api_key=self._stack.api_key, retry=False)
-        # The runner tries again itself, for longer, and knows what has come already.
-        self._batch_client = batches
         # Runs at garbage collection and at the interpreter's exit, too; it must not hold `self`.
-        self._close = weakref.finalize(self, _close, (self._client, batches), self._stack)
+        self._close = weakref.finalize(self, _close, self._client, self._stack)
 
     @property
     def client(self) -> Client:
@@ -207,7 +203,7 @@ class LLM:
         limits = RunLimits(max(1, self._max_in_flight // (batch_size * n)), self._timeout)
         call = CallOptions(n, {**options, "model": self._model})
         is_alive = self._stack.is_alive if self._stack is not None else lambda: True
-        results = run_batches(self._batch_client, cut(prompts, batch_size), call, limits, is_alive)
+        results = run_batches(self._client, cut(prompts, batch_size), call, limits, is_alive)
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         errors: dict[int, PagewireError] = {}
         with closing(results), progress_bar(len(prompts), use_tqdm) as advance:
@@ -223,8 +219,7 @@ class LLM:
         return [output for output in outputs if output is not None]
 
 
-def _close(clients: Sequence[Client], stack: LocalStack | None) -> None:
-    for client in clients:
-        client.close()
+def _close(client: Client, stack: LocalStack | None) -> None:
+    client.close()
     if stack is not None:
         stack.close()

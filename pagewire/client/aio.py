@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 import grpc
 
 from pagewire.client import requests, responses
+from pagewire.client.aio_retrying import AsyncPauses, AsyncRetryingStream, call_unary
 from pagewire.client.errors import incomplete_answer, readable, request_cancelled
 from pagewire.client.options import ChatOptions, GenerateOptions, TokenizeOptions
 from pagewire.client.requests import Conversation, Prompt
 from pagewire.client.responses import GenerationState, RequestBuilder
+from pagewire.client.retry_policy import Attempts
+from pagewire.client.retrying import Start
 from pagewire.client.transport import DEFAULT_ADDRESS, Endpoint, Tls
 from pagewire.client.types import Delta, Model, RequestOutput, Usage
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
@@ -26,10 +30,9 @@ class AsyncGenerationStream:
     `async with`, or call `cancel`. Read by one task.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: AsyncRetryingStream) -> None:
         self._call = call
         self._state = GenerationState()
-        self._is_cancelled = False
 
     @property
     def request_id(self) -> str:
@@ -48,7 +51,6 @@ class AsyncGenerationStream:
 
     def cancel(self) -> None:
         """End the request and free what it holds in the engine; idempotent."""
-        self._is_cancelled = self._is_cancelled or not self._call.done()
         self._call.cancel()
 
     async def collect(self, prompt: Prompt | None = None) -> RequestOutput:
@@ -85,7 +87,7 @@ class AsyncGenerationStream:
         except grpc.aio.AioRpcError as exc:
             raise readable(exc) from exc
         except asyncio.CancelledError:
-            if self._is_cancelled:
+            if self._call.is_cancelled:
                 raise request_cancelled() from None
             self._call.cancel()
             raise
@@ -142,6 +144,7 @@ class AsyncClient:
         """
         self._endpoint = Endpoint(address, api_key, tls, retry)
         self._timeout = timeout
+        self._pauses = AsyncPauses()
         self._channel: grpc.aio.Channel | None = None
         self._methods: inference_pb2_grpc.InferenceServiceAsyncStub | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -167,7 +170,7 @@ class AsyncClient:
             options: See `GenerateOptions`. Without max_tokens: 16.
         """
         request, timeout = requests.generate_request(prompt, options)
-        return self._stream(self._stub().Generate, request, timeout)
+        return self._stream("Generate", request, timeout)
 
     async def chat(
         self, conversation: Conversation, **options: Unpack[ChatOptions]
@@ -191,14 +194,14 @@ class AsyncClient:
             options: See `ChatOptions`. Without max_tokens: the rest of the context.
         """
         request, timeout = requests.chat_request(conversation, options)
-        return self._stream(self._stub().Chat, request, timeout)
+        return self._stream("Chat", request, timeout)
 
     async def count_tokens(
         self, what: str | Conversation, **options: Unpack[TokenizeOptions]
     ) -> int:
         """Return the number of tokens of a text (a string) or a conversation (messages)."""
         request, timeout = requests.count_tokens_request(what, options)
-        response = await self._call(self._stub().CountTokens, request, timeout)
+        response = await self._call("CountTokens", request, timeout)
         return cast(int, response.num_tokens)
 
     async def tokenize(
@@ -206,7 +209,7 @@ class AsyncClient:
     ) -> list[int]:
         """Return the token ids of a text (a string) or a conversation (messages)."""
         request, timeout = requests.tokenize_request(what, options)
-        return list((await self._call(self._stub().Tokenize, request, timeout)).token_ids)
+        return list((await self._call("Tokenize", request, timeout)).token_ids)
 
     async def detokenize(
         self,
@@ -218,7 +221,7 @@ class AsyncClient:
     ) -> str:
         """Return the text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
-        response = await self._call(self._stub().Detokenize, request, timeout)
+        response = await self._call("Detokenize", request, timeout)
         return cast(str, response.text)
 
     async def list_models(
@@ -228,11 +231,12 @@ class AsyncClient:
     ) -> tuple[Model, ...]:
         """Return the served models."""
         request = inference_pb2.ListModelsRequest()
-        return responses.read_models(await self._call(self._stub().ListModels, request, timeout))
+        return responses.read_models(await self._call("ListModels", request, timeout))
 
     async def close(self) -> None:
         """Close the connections; calls that still run are cancelled. Idempotent."""
         self._is_closed = True
+        self._pauses.close()
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close()
@@ -266,15 +270,21 @@ class AsyncClient:
             return grpc.aio.secure_channel(endpoint.target, credentials, options=endpoint.options)
         return grpc.aio.insecure_channel(endpoint.target, options=endpoint.options)
 
-    def _stream(self, method: Any, request: Any, timeout: float | None) -> AsyncGenerationStream:
-        return AsyncGenerationStream(method(request, **self._call_options(timeout)))
+    def _prepare(self, method: str, request: Any) -> Start:
+        """Return what starts an attempt of a call."""
+        return partial(getattr(self._stub(), method), request, metadata=self._endpoint.metadata)
 
-    async def _call(self, method: Any, request: Any, seconds: float | None) -> Any:
+    def _attempts(self, method: str, timeout: float | None) -> Attempts:
+        seconds = timeout if timeout is not None else self._timeout
+        return Attempts(self._endpoint.retry_policy(method), seconds)
+
+    def _stream(self, method: str, request: Any, timeout: float | None) -> AsyncGenerationStream:
+        start, attempts = self._prepare(method, request), self._attempts(method, timeout)
+        return AsyncGenerationStream(AsyncRetryingStream(start, attempts, self._pauses))
+
+    async def _call(self, method: str, request: Any, seconds: float | None) -> Any:
+        start, attempts = self._prepare(method, request), self._attempts(method, seconds)
         try:
-            return await method(request, **self._call_options(seconds))
+            return await call_unary(start, attempts, self._pauses)
         except grpc.aio.AioRpcError as exc:
             raise readable(exc) from exc
-
-    def _call_options(self, timeout: float | None) -> dict[str, Any]:
-        seconds = timeout if timeout is not None else self._timeout
-        return {"timeout": seconds, "metadata": self._endpoint.metadata}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
@@ -18,6 +19,8 @@ from pagewire.client.errors import incomplete_answer, readable, request_cancelle
 from pagewire.client.options import ChatOptions, GenerateOptions, TokenizeOptions
 from pagewire.client.requests import Conversation, Prompt
 from pagewire.client.responses import GenerationState, RequestBuilder
+from pagewire.client.retry_policy import Attempts
+from pagewire.client.retrying import Pauses, RetryingStream, Start, call_unary
 from pagewire.client.transport import DEFAULT_ADDRESS, Endpoint, Tls
 from pagewire.client.types import Delta, Model, RequestOutput, Usage
 from pagewire.kit.errors import PagewireError
@@ -31,10 +34,9 @@ class GenerationStream:
     do. One thread reads.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: RetryingStream) -> None:
         self._call = call
         self._state = GenerationState()
-        self._is_cancelled = False
 
     @property
     def request_id(self) -> str:
@@ -53,7 +55,6 @@ class GenerationStream:
 
     def cancel(self) -> None:
         """End the request and free what it holds in the engine; idempotent."""
-        self._is_cancelled = self._is_cancelled or not self._call.done()
         self._call.cancel()
 
     def collect(self, prompt: Prompt | None = None) -> RequestOutput:
@@ -95,7 +96,7 @@ class GenerationStream:
             raise
 
     def _failure(self, exc: grpc.RpcError) -> PagewireError:
-        return request_cancelled() if self._is_cancelled else readable(cast(grpc.Call, exc))
+        return request_cancelled() if self._call.is_cancelled else readable(cast(grpc.Call, exc))
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +155,7 @@ class Client:
         """
         self._endpoint = endpoint = Endpoint(address, api_key, tls, retry)
         self._timeout = timeout
+        self._pauses = Pauses()
         self._is_closed = False
         if (credentials := endpoint.credentials) is not None:
             self._channel = grpc.secure_channel(
@@ -183,7 +185,7 @@ class Client:
             options: See `GenerateOptions`. Without max_tokens: 16.
         """
         request, timeout = requests.generate_request(prompt, options)
-        return self._stream(self._stub().Generate, request, timeout)
+        return self._stream("Generate", request, timeout)
 
     def chat(self, conversation: Conversation, **options: Unpack[ChatOptions]) -> RequestOutput:
         """Answer a conversation and return the whole outputs.
@@ -205,18 +207,18 @@ class Client:
             options: See `ChatOptions`. Without max_tokens: the rest of the context.
         """
         request, timeout = requests.chat_request(conversation, options)
-        return self._stream(self._stub().Chat, request, timeout)
+        return self._stream("Chat", request, timeout)
 
     def count_tokens(self, what: str | Conversation, **options: Unpack[TokenizeOptions]) -> int:
         """Return the number of tokens of a text (a string) or a conversation (messages)."""
         request, timeout = requests.count_tokens_request(what, options)
-        response = self._call(self._stub().CountTokens, request, timeout)
+        response = self._call("CountTokens", request, timeout)
         return cast(int, response.num_tokens)
 
     def tokenize(self, what: str | Conversation, **options: Unpack[TokenizeOptions]) -> list[int]:
         """Return the token ids of a text (a string) or a conversation (messages)."""
         request, timeout = requests.tokenize_request(what, options)
-        return list(self._call(self._stub().Tokenize, request, timeout).token_ids)
+        return list(self._call("Tokenize", request, timeout).token_ids)
 
     def detokenize(
         self,
@@ -228,22 +230,24 @@ class Client:
     ) -> str:
         """Return the text of token ids."""
         request = requests.detokenize_request(token_ids, model, skip_special_tokens)
-        return cast(str, self._call(self._stub().Detokenize, request, timeout).text)
+        return cast(str, self._call("Detokenize", request, timeout).text)
 
     def list_models(self, *, timeout: float | None = None) -> tuple[Model, ...]:
         """Return the served models."""
         request = inference_pb2.ListModelsRequest()
-        return responses.read_models(self._call(self._stub().ListModels, request, timeout))
+        return responses.read_models(self._call("ListModels", request, timeout))
 
     def generate_batch(
         self, request: inference_pb2.GenerateBatchRequest, timeout: float | None = None
     ) -> Any:
-        """Start a batch; returns gRPC's call. What `LLM` is built on."""
-        return self._stub().GenerateBatch(request, **self._call_options(timeout))
+        """Start a batch; returns gRPC's call, one attempt. What `LLM` is built on."""
+        seconds = timeout if timeout is not None else self._timeout
+        return self._prepare("GenerateBatch", request)(timeout=seconds)
 
     def close(self) -> None:
         """Close the connections; calls that still run are cancelled. Idempotent."""
         self._is_closed = True
+        self._pauses.close()
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -257,20 +261,23 @@ class Client:
     ) -> None:
         self.close()
 
-    def _stub(self) -> inference_pb2_grpc.InferenceServiceStub:
+    def _prepare(self, method: str, request: Any) -> Start:
+        """Return what starts an attempt of a call."""
         if self._is_closed:
             raise RuntimeError("the client is closed")
-        return self._methods
+        return partial(getattr(self._methods, method), request, metadata=self._endpoint.metadata)
 
-    def _stream(self, method: Any, request: Any, timeout: float | None) -> GenerationStream:
-        return GenerationStream(method(request, **self._call_options(timeout)))
+    def _attempts(self, method: str, timeout: float | None) -> Attempts:
+        seconds = timeout if timeout is not None else self._timeout
+        return Attempts(self._endpoint.retry_policy(method), seconds)
 
-    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
+    def _stream(self, method: str, request: Any, timeout: float | None) -> GenerationStream:
+        start, attempts = self._prepare(method, request), self._attempts(method, timeout)
+        return GenerationStream(RetryingStream(start, attempts, self._pauses))
+
+    def _call(self, method: str, request: Any, timeout: float | None) -> Any:
+        start, attempts = self._prepare(method, request), self._attempts(method, timeout)
         try:
-            return method(request, **self._call_options(timeout))
+            return call_unary(start, attempts, self._pauses)
         except grpc.RpcError as exc:
             raise readable(cast(grpc.Call, exc)) from exc
-
-    def _call_options(self, timeout: float | None) -> dict[str, Any]:
-        seconds = timeout if timeout is not None else self._timeout
-        return {"timeout": seconds, "metadata": self._endpoint.metadata}

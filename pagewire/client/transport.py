@@ -1,11 +1,13 @@
 """How clients reach gateways: targets, TLS, keys, and the service config that is shipped.
 
-Used by both clients; it opens no channel itself.
+Used by both clients; it opens no channel itself. Of the service config channels get the load
+balancing alone: retries are made by `retrying` and `aio_retrying`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +16,15 @@ from pathlib import Path
 
 import grpc
 
+from pagewire.client.retry_policy import ONE_ATTEMPT, RetryPolicy, read_policies
 from pagewire.kit.channels import DEFAULT_MAX_MESSAGE_BYTES, ChannelOption, check_target
+from pagewire.v1 import inference_pb2
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 
-# Requests up to this size are kept for another try; gRPC's default is 256 KiB.
-_RETRY_BUFFER_BYTES = 8 * 1024 * 1024
+# A peer that is silent is asked for a sign of life, and is given up if it gives none.
+_KEEPALIVE_TIME_MS = 30_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,12 @@ class Endpoint:
     def options(self) -> list[ChannelOption]:
         """Of the channel."""
         options: dict[str, int | str] = {
-            "grpc.service_config": service_config(),
-            "grpc.enable_retries": int(self.retry),
-            "grpc.per_rpc_retry_buffer_size": _RETRY_BUFFER_BYTES,
-            "grpc.keepalive_time_ms": 30_000,
-            "grpc.keepalive_timeout_ms": 10_000,
+            "grpc.service_config": _load_balancing_config(),
+            "grpc.enable_retries": 0,
+            "grpc.keepalive_time_ms": _KEEPALIVE_TIME_MS,
+            "grpc.keepalive_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
+            # Of every ping, a keepalive's too; a minute by default, whatever the line above says.
+            "grpc.http2.ping_timeout_ms": _KEEPALIVE_TIMEOUT_MS,
             "grpc.http2.max_pings_without_data": 0,
             "grpc.initial_reconnect_backoff_ms": 100,
             "grpc.max_reconnect_backoff_ms": 2000,
@@ -111,6 +117,15 @@ class Endpoint:
             options["grpc.ssl_target_name_override"] = self.tls.server_name
         return list(options.items())
 
+    def retry_policy(self, method: str) -> RetryPolicy:
+        """Return how a method's calls are tried again, by its name without the service's."""
+        return self._retry_policies.get(method, ONE_ATTEMPT)
+
+    @cached_property
+    def _retry_policies(self) -> dict[str, RetryPolicy]:
+        service = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+        return read_policies(service_config(), service.full_name) if self.retry else {}
+
 
 def service_config() -> str:
     """Return the service config that is shipped, as JSON: round robin, and what may be retried.
@@ -119,6 +134,10 @@ def service_config() -> str:
     """
     file = resources.files("pagewire.client") / "service_config.json"
     return file.read_text(encoding="utf-8")
+
+
+def _load_balancing_config() -> str:
+    return json.dumps({"loadBalancingConfig": json.loads(service_config())["loadBalancingConfig"]})
 
 
 def join_addresses(addresses: Sequence[str]) -> str:

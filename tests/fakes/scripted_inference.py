@@ -90,11 +90,19 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
 
 @contextmanager
 def running_inference(
-    listen: str = "127.0.0.1:0", credentials: grpc.ServerCredentials | None = None
+    listen: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
+    max_calls: int = 16,
 ) -> Iterator[ScriptedInference]:
-    """Run a scripted gateway on a free port."""
+    """Run a scripted gateway, on a free port where `listen` has port 0.
+
+    Args:
+        listen: host:port.
+        credentials: For TLS.
+        max_calls: Calls that it plays at a time.
+    """
     servicer = ScriptedInference()
-    server = grpc.server(ThreadPoolExecutor(max_workers=16))
+    server = grpc.server(ThreadPoolExecutor(max_workers=max_calls))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
     if credentials is None:
         port = server.add_insecure_port(listen)

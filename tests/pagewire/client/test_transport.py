@@ -48,3 +48,13 @@ def test_the_service_config_names_every_method_but_those_that_are_not_served():
     named = {name["method"] for name in method_config["name"]}
     assert named == {method.name for method in service.methods} - {"Embed"}
     assert method_config["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
+
+
+def test_channels_balance_as_the_service_config_says_and_leave_retries_to_the_sdk():
+    options = dict(Endpoint().options)
+    config = json.loads(service_config())
+    assert options["grpc.enable_retries"] == 0
+    assert json.loads(str(options["grpc.service_config"])) == {
+        "loadBalancingConfig": config["loadBalancingConfig"]
+    }
+    assert config["loadBalancingConfig"] == [{"round_robin": {}}]
