@@ -85,7 +85,7 @@ def test_outputs_come_in_the_order_of_the_prompts(llm, gateway):
 def test_n_outputs_of_each_prompt(llm, gateway):
     outputs = llm.generate(["a", "b"] * 40, SamplingParams(), n=2, use_tqdm=False)
     assert [[o.index for o in each.outputs] for each in outputs] == [[0, 1]] * 80
-    assert [len(call.request.prompts) for call in gateway.calls] == [32, 32, 16]
+    assert sorted(len(call.request.prompts) for call in gateway.calls) == [16, 32, 32]
     assert outputs[0].usage.completion_tokens == 2 and outputs[0].usage.prompt_tokens == 2
     with pytest.raises(InvalidRequestError, match="n: must be at least 1"):
         llm.generate("a", n=0)
