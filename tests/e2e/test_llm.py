@@ -98,7 +98,11 @@ def test_a_program_that_ends_leaves_nothing(run: type[Program]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
 )
 def test_a_program_that_is_interrupted_or_killed_leaves_nothing(
     run: type[Program], number: signal.Signals, code: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -14,6 +15,13 @@ from tests.e2e.stack import Stack
 from worker_svc.sim.oracle import expected_tokens
 
 QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """An `LLM` whose own stack serves the clients, too."""
+    with LLM(device="sim", sim_step_time_us=5000) as llm:
+        yield llm
 
 
 def test_a_stream_gives_what_the_whole_answer_has(smollm2_stack: Stack) -> None:
@@ -38,9 +46,10 @@ def test_an_answer_has_the_form_that_is_asked_for(smollm2_stack: Stack) -> None:
     assert answer.text in ("Paris", "London") and answer.outputs[0].finish_reason == "stop"
 
 
-async def test_many_requests_of_one_async_client_get_their_own_answers(sim_stack: Stack) -> None:
+async def test_many_requests_of_one_async_client_get_their_own_answers(llm: LLM) -> None:
     prompts = [[1000 + i, 2000 + i] for i in range(40)]
-    async with AsyncClient(sim_stack.grpc_target) as client:
+    assert llm._stack is not None
+    async with AsyncClient(llm._stack.target, api_key=llm._stack.api_key) as client:
         outputs = await asyncio.gather(
             *(
                 client.generate(
@@ -55,46 +64,41 @@ async def test_many_requests_of_one_async_client_get_their_own_answers(sim_stack
             assert list(each.token_ids) == expected_tokens(ids, params, 9, SIM_VOCABULARY)
 
 
-def test_refusals_name_what_is_wrong(sim_stack: Stack) -> None:
-    with Client(sim_stack.grpc_target) as client:
-        with pytest.raises(NotFoundError):
-            client.generate("a", model="nope")
-        with pytest.raises(InvalidRequestError) as caught:
-            client.generate("a", max_tokens=10**6)
-        assert (caught.value.field, caught.value.reason) == (
-            "max_tokens",
-            "CONTEXT_LENGTH_EXCEEDED",
-        )
+def test_refusals_name_what_is_wrong(llm: LLM) -> None:
+    with pytest.raises(NotFoundError):
+        llm.client.generate("a", model="nope")
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.client.generate("a", max_tokens=10**6)
+    assert (caught.value.field, caught.value.reason) == ("max_tokens", "CONTEXT_LENGTH_EXCEEDED")
 
 
-def test_an_llm_outlives_a_killed_gateway_and_loses_no_prompt() -> None:
+def test_an_llm_outlives_a_killed_gateway_and_loses_no_prompt(llm: LLM) -> None:
     prompts = [[1000 + i] for i in range(600)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    with LLM(device="sim", sim_step_time_us=5000) as llm:
-        assert llm._stack is not None
-        supervisor = psutil.Process(llm._stack._stack.process.pid)
-        (gateway,) = [p for p in supervisor.children() if "gateway" in p.cmdline()]
-        killed = []
+    assert llm._stack is not None
+    supervisor = psutil.Process(llm._stack._stack.process.pid)
+    (gateway,) = [p for p in supervisor.children() if "gateway" in p.cmdline()]
+    killed = []
 
-        class Bar:
-            """Kills the gateway when the first prompts are done."""
+    class Bar:
+        """Kills the gateway when the first prompts are done."""
 
-            def __init__(self, **_: object) -> None:
-                self.format_dict = {"elapsed": 1.0}
+        def __init__(self, **_: object) -> None:
+            self.format_dict = {"elapsed": 1.0}
 
-            def __enter__(self) -> Bar:
-                return self
+        def __enter__(self) -> Bar:
+            return self
 
-            def __exit__(self, *_: object) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
 
-            def set_postfix_str(self, *_: object, **__: object) -> None: ...
+        def set_postfix_str(self, *_: object, **__: object) -> None: ...
 
-            def update(self, _: int) -> None:
-                if not killed:
-                    gateway.kill()
-                    killed.append(gateway)
+        def update(self, _: int) -> None:
+            if not killed:
+                gateway.kill()
+                killed.append(gateway)
 
-        outputs = llm.generate(prompts, params, use_tqdm=Bar)
+    outputs = llm.generate(prompts, params, use_tqdm=Bar)
     assert killed and len(outputs) == len(prompts)
     for ids, output in zip(prompts, outputs, strict=True):
         expected = expected_tokens(ids, params, 40, SIM_VOCABULARY)
