@@ -176,7 +176,10 @@ def to_load_error(error: Exception) -> PagewireError:
     if isinstance(error, _LoadCancelledError):
         return _ended()
     if isinstance(error, MemoryError):
-        message = "the model does not fit into the worker's memory: use a smaller one or add memory"
+        message = (
+            "the model does not fit into the worker's memory: set --max-num-batched-tokens or "
+            "--max-num-seqs lower, or --dtype bfloat16, or use a worker with more memory"
+        )
         return FailedPreconditionError(message, reason="OUT_OF_MEMORY")
     if isinstance(error, ValueError):
         text = ": ".join(str(part) for part in error.args)

@@ -90,7 +90,7 @@ def build_model(
         if config.quantization != "none":
             quantize_linears(model, config.quantization)
             form += f"\0{config.quantization}"
-        _load_own(model, source, limit, progress)
+        _load_own(model, source, limit, progress, device)
         return BuiltModel(model, shape, max_model_len, form)
     if isinstance(source, DummySource):
         raise UnsupportedModelError(
@@ -119,12 +119,16 @@ def _load_own(
     source: WeightSource,
     weight_limit: Callable[[], int],
     progress: ProgressCallback,
+    device: torch.device,
 ) -> None:
     slots = model.weight_slots()
-    targets = [as_slot(slot).target for slot in slots.values()]
-    # Parameters that are not written yet take no memory of a CPU.
-    new = [target for target in targets if getattr(target, "device", CPU).type == "cpu"]
-    check_weights(sum(target.nbytes for target in new), weight_limit())
+    num_bytes = sum(as_slot(slot).target.nbytes for slot in slots.values())
+    if device.type == "cpu":
+        # Parameters that are not written yet take no memory.
+        check_weights(num_bytes, weight_limit())
+    else:
+        # They have taken theirs.
+        check_weights(num_bytes, weight_limit() + num_bytes, CUDA_ADVICE)
     if isinstance(source, DummySource):
         fill_with_random(slots, progress)
     else:

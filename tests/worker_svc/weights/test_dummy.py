@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pagewire.engine_config import DeviceConfig, EngineConfig, LoadConfig, ModelConfig
+from pagewire.kit.errors import FailedPreconditionError
+from pagewire.model_source import resolve_model
 from tests.worker_svc.step_driver import StepDriver
 from tests.worker_svc.tiny_models import write_tiny_model
 from worker_svc.model_runner import ModelRunner
+from worker_svc.models.build import build_model
 from worker_svc.models.config import UnsupportedModelError
 from worker_svc.step import ModelInfo
+from worker_svc.weights.dummy_source import DummySource
 
 
 def load(directory: Path, **model: Any) -> tuple[ModelRunner, ModelInfo]:
@@ -59,3 +64,23 @@ def test_the_transformers_backend_wants_real_weights(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     with pytest.raises(UnsupportedModelError, match="use auto"):
         load(tmp_path, model_impl="transformers")
+
+
+def test_a_device_whose_share_they_exceed_is_told_of_by_its_own_flags(directory: Path) -> None:
+    """Memory of a device is taken when a model is made; what is left of the share says if it fits.
+
+    Tensors that have no memory stand for a device's.
+    """
+    source = DummySource.of(resolve_model(str(directory), None))
+    with pytest.raises(FailedPreconditionError, match="--gpu-memory-utilization") as caught:
+        build_model(
+            source,
+            ModelConfig(model=str(directory)),
+            torch.bfloat16,
+            lambda stage, fraction: None,
+            device=torch.device("meta"),
+            weight_limit=lambda: -(2**20),
+        )
+    assert int(caught.value.metadata["needed_bytes"]) > 160 * 64 * 2  # the embedding's
+    assert caught.value.metadata["missing_bytes"] == str(2**20)
+    assert "--quantization" not in caught.value.message
