@@ -13,7 +13,7 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.logs import get_logger
 from worker_svc.attention.base import AttentionBackend, AttentionSpec
-from worker_svc.attention.support import Platform, xformers_problem
+from worker_svc.attention.support import MIN_CAPABILITY, Platform, xformers_problem
 from worker_svc.attention.torch_backend import TorchAttentionBackend
 
 log = get_logger("worker_svc.attention")
@@ -28,9 +28,20 @@ class AttentionChoice:
 
 
 def choose_attention_backend(
-    config: EngineConfig, spec: AttentionSpec, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    capability: tuple[int, int] | None = None,
 ) -> AttentionChoice:
     """The backend for a model; imports nothing.
+
+    Args:
+        config: The engine's.
+        spec: The model's attention.
+        dtype: Of its weights.
+        device: Where it runs.
+        capability: Compute capability of a CUDA device; None: high enough.
 
     Raises:
         ValueError: The backend that was asked for cannot run; the message says what to change.
@@ -50,6 +61,12 @@ def choose_attention_backend(
     dtype_name = str(dtype).removeprefix("torch.")
     if requested == "auto" and dtype == torch.float32:
         return AttentionChoice("torch", "xformers takes no float32 on CUDA")
+    if capability is not None and capability < MIN_CAPABILITY:
+        (major, minor), needed = capability, ".".join(map(str, MIN_CAPABILITY))
+        reason = f"xformers needs compute capability {needed}, the device has {major}.{minor}"
+        if requested == "auto":
+            return AttentionChoice("torch", reason)
+        raise ValueError(f"attention_backend {reason}: use --attention-backend torch")
     problem = xformers_problem(
         platform, dtype_name, config.cache.block_size, spec.head_dim, spec.softcap
     )
@@ -70,7 +87,9 @@ def make_attention_backend(
     Raises:
         ValueError: It cannot run here; the message says what to change.
     """
-    choice = choose_attention_backend(config, spec, dtype, device)
+    on_cuda = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_cuda else None
+    choice = choose_attention_backend(config, spec, dtype, device, capability)
     log.info("attention_backend", backend=choice.name, reason=choice.reason)
     if choice.name == "torch":
         invariant = config.model.batch_invariant

@@ -15,6 +15,8 @@ from typing import Literal
 
 Platform = Literal["cpu", "cuda"]
 
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of a CUDA device that xformers' split-K operator needs."""
 TRITON_VERSIONS = ((3, 6), (3, 9))
 """From, and up to without it: 3.9 took away the block pointers that the kernel is written with."""
 

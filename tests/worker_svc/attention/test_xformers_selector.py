@@ -112,6 +112,16 @@ def test_on_cuda_a_model_that_caps_its_scores_falls_back_unless_xformers_was_ask
     assert "cannot cap attention scores" in choice.reason
 
 
+def test_an_old_cuda_device_gets_torch_unless_xformers_was_asked_for() -> None:
+    asked, spec = make_config("xformers"), make_spec()
+    choice = choose_attention_backend(make_config("auto"), spec, torch.float16, CUDA, (7, 5))
+    assert choice.name == "torch"
+    assert "capability 8.0, the device has 7.5" in choice.reason
+    with pytest.raises(ValueError, match="use --attention-backend torch"):
+        choose_attention_backend(asked, spec, torch.float16, CUDA, (7, 5))
+    assert choose_attention_backend(asked, spec, torch.float16, CUDA, (8, 0)).name == "xformers"
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_choice_is_made_and_logged(logged: list[dict[str, Any]]) -> None:
     name, backend = make_attention_backend(make_config("xformers"), make_spec(), torch.float32, CPU)
