@@ -6,7 +6,10 @@ lost. Knows nothing of models and steps. Used on the device thread.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +22,20 @@ from pagewire.kit.logs import get_logger
 
 log = get_logger("worker_svc.device")
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Lossy = TypeVar("Lossy", bound="HasDevice")
+
 NO_CUDA = "NO_CUDA_DEVICE"
 LOST_EXIT_CODE = 1
 CPU = torch.device("cpu")
+
+
+class HasDevice(Protocol):
+    """Who computes on a device."""
+
+    exit_lost: Callable[[BaseException], object]
+    """Ends the process, when the device is lost."""
 
 
 def select_device(name: Device, rank: int = 0, num_ranks_here: int = 1) -> torch.device:
@@ -39,8 +53,9 @@ def select_device(name: Device, rank: int = 0, num_ranks_here: int = 1) -> torch
         return CPU
     _check_cuda()
     num_devices = torch.cuda.device_count()
-    # A worker that sees one device was given it by CUDA_VISIBLE_DEVICES.
-    if 1 < num_devices < num_ranks_here:
+    # Who was given a single one may have been given another than the other ranks.
+    is_given = num_devices == 1 and "CUDA_VISIBLE_DEVICES" in os.environ
+    if num_devices < num_ranks_here and not is_given:
         raise FailedPreconditionError(
             f"{num_ranks_here} workers on this machine need as many CUDA devices, {num_devices} "
             "are visible: set --tensor-parallel-size or --pipeline-parallel-size lower",
@@ -80,6 +95,22 @@ def exit_lost(error: BaseException) -> NoReturn:
     """
     log.critical("device_lost", exc_info=error)
     exit_now(LOST_EXIT_CODE)
+
+
+def ends_if_lost(
+    method: Callable[Concatenate[Lossy, P], R],
+) -> Callable[Concatenate[Lossy, P], R]:
+    """A method in which an error of the device ends the process, see `exit_lost`."""
+
+    @functools.wraps(method)
+    def wrapped(owner: Lossy, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(owner, *args, **kwargs)
+        except torch.AcceleratorError as error:
+            owner.exit_lost(error)
+            raise
+
+    return wrapped
 
 
 def _check_cuda() -> None:

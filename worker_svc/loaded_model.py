@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from pagewire.engine_config import EngineConfig
 from pagewire.model_source import ModelFormat, resolve_model
@@ -32,6 +33,7 @@ from worker_svc.sampler.device_sampler import DeviceSampler
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import ModelInfo, ProgressCallback
 from worker_svc.step_tensors import StepTensors
+from worker_svc.weight_storage import move_to_device, move_to_host
 from worker_svc.weights.dummy_source import DummySource
 from worker_svc.weights.load import weights_digest
 from worker_svc.weights.source import WeightSource, open_weights
@@ -61,6 +63,16 @@ class LoadedModel:
         # On a CPU the same numbers are promised in float32 whatever the batch.
         is_exact = device.type == "cpu" and info.dtype == "float32"
         self.min_rows = MIN_GEMM_ROWS if is_exact else 1
+
+    def move_to_host(self) -> None:
+        """Put the weights into host memory; on a CPU they are there already."""
+        if self.device.type != "cpu":
+            move_to_host(self._module())
+
+    def move_to_device(self) -> None:
+        """Bring the weights back from host memory."""
+        if self.device.type != "cpu":
+            move_to_device(self._module(), self.device)
 
     def graph_sizes(self, max_num_seqs: int, block_size: int) -> GraphSizes:
         """What graphs are recorded for."""
@@ -105,6 +117,11 @@ class LoadedModel:
         if 0 < num_rows < self.min_rows:
             hidden = hidden[[*range(num_rows), *[0] * (self.min_rows - num_rows)]]
         return self.model.compute_logits(hidden)[:num_rows]
+
+    def _module(self) -> nn.Module:
+        if not isinstance(self.model, nn.Module):
+            raise TypeError("the model is no module")
+        return self.model
 
 
 def load_model(

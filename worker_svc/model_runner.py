@@ -7,17 +7,17 @@ event loops: the worker calls it on one thread of its own, and torch runs there 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.logs import get_logger
 from worker_svc.batch_invariance import check_batch_invariance
 from worker_svc.cuda_memory import CudaBudget
-from worker_svc.device import activate, exit_lost, select_device
+from worker_svc.device import activate, ends_if_lost, exit_lost, select_device
 from worker_svc.grammar_masks import MaskSource, no_masks
 from worker_svc.graphs.choice import GraphBackendFactory, cuda_graph_backend
 from worker_svc.input_batch import InputBatch
@@ -34,7 +34,6 @@ from worker_svc.step import (
     StepTimings,
 )
 from worker_svc.step_sampling import make_output, sample_rows
-from worker_svc.weight_storage import move_to_device, move_to_host
 
 log = get_logger("worker_svc.model_runner")
 
@@ -63,7 +62,7 @@ class ModelRunner:
         self._config = config
         self._groups = groups
         self._make_graph_backend = make_graph_backend
-        self._exit_lost = exit_lost
+        self.exit_lost = exit_lost
         self._tokens = PipelineTokens(groups) if groups.layout.pp_size > 1 else None
         self._device: torch.device | None = None
         self._budget: MemoryBudget | None = None
@@ -112,6 +111,7 @@ class ModelRunner:
         self._require_loaded()
         return self._require_budget().kv_bytes()
 
+    @ends_if_lost
     def allocate_kv_cache(self, num_blocks: int, block_size: int) -> None:
         loaded = self._require_loaded()
         if self._kv_size != (num_blocks, block_size):
@@ -132,6 +132,7 @@ class ModelRunner:
         self._kv_size = num_blocks, block_size
         self._batch = InputBatch(block_size, loaded.info.max_model_len)
 
+    @ends_if_lost
     def reset(self) -> None:
         # Graphs know where the cache is, so its memory stays for the next one of this size.
         if self._loaded is not None and self._loaded.graphs is None:
@@ -140,36 +141,38 @@ class ModelRunner:
         if self._tokens is not None:
             self._tokens.clear()
 
+    @ends_if_lost
     def sleep(self, level: int) -> None:
         self.reset()
         loaded = self._loaded
         if loaded is not None:
             self._drop_kv_cache(loaded)
-            if level == 1 and loaded.device.type != "cpu":
-                move_to_host(_as_module(loaded))
+            if level == 1:
+                loaded.move_to_host()
         if level == 2:
             self._loaded = loaded = None
+            gc.collect()  # modules may point at each other
         self._require_budget().release()
 
+    @ends_if_lost
     def wake_weights(self, progress: ProgressCallback) -> ModelInfo:
         if self._loaded is None:
             return self.load(progress)
         try:
-            # On a CPU level 1 leaves them where they are.
-            move_to_device(_as_module(self._loaded), self._loaded.device)
+            self._loaded.move_to_device()
         except torch.OutOfMemoryError as error:
             raise MemoryError("the device has too little memory") from error
         return self._loaded.info
 
+    @ends_if_lost
     @torch.inference_mode()
     def execute(
         self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
     ) -> ModelRunnerOutput:
         try:
             return self._execute(scheduler_output, masks)
-        except torch.AcceleratorError as error:
-            self._exit_lost(error)
-            raise
+        except torch.AcceleratorError:
+            raise  # the process ends, and its connections with it
         except BaseException:
             # The other ranks may wait for this one in the middle of the step.
             self._groups.leave()
@@ -204,6 +207,7 @@ class ModelRunner:
             self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())
 
+    @ends_if_lost
     def _prepare_device(self) -> tuple[torch.device, MemoryBudget]:
         """The device and its memory; at the first load they are found."""
         groups = self._groups
@@ -257,12 +261,6 @@ class _Clock:
             sample_ns=end_ns - self._forward_ns,
             total_ns=end_ns - self._begin_ns,
         )
-
-
-def _as_module(loaded: LoadedModel) -> nn.Module:
-    if not isinstance(loaded.model, nn.Module):
-        raise TypeError("the model is no module")
-    return loaded.model
 
 
 def _log_progress(stage: str, fraction: float) -> None:

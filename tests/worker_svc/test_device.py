@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pagewire.engine_config import DeviceConfig, EngineConfig, ModelConfig
+from pagewire.engine_config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig
 from pagewire.kit.errors import FailedPreconditionError
 from tests.worker_svc.step_driver import StepDriver
 from tests.worker_svc.tiny_models import write_tiny_model
@@ -57,7 +59,15 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 def test_a_worker_that_was_given_one_device_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     see_devices(monkeypatch, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert select_device("cuda", 3, num_ranks_here=4) == torch.device("cuda", 0)
+
+
+def test_ranks_do_not_share_the_one_device_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    see_devices(monkeypatch, 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(FailedPreconditionError, match="1 are visible: set --tensor-parallel-size"):
+        select_device("cuda", 1, num_ranks_here=2)
 
 
 def test_on_a_cpu_an_array_is_its_own_tensor() -> None:
@@ -68,15 +78,45 @@ def test_on_a_cpu_an_array_is_its_own_tensor() -> None:
     assert put_list([4, 5], torch.device("cpu")).dtype == torch.int64
 
 
-def test_a_step_whose_device_is_lost_ends_the_process(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path)
+def load_runner(directory: Path, ended: list[BaseException]) -> ModelRunner:
+    write_tiny_model(directory)
     config = EngineConfig(
-        model=ModelConfig(model=str(tmp_path), dtype="float32"),
+        model=ModelConfig(model=str(directory), dtype="float32"),
+        cache=CacheConfig(kv_cache_memory_bytes=2**20),
         device=DeviceConfig(device="cpu", num_threads=1),
     )
-    ended: list[BaseException] = []
     runner = ModelRunner(config, exit_lost=ended.append)
     runner.load(lambda stage, fraction: None)
+    return runner
+
+
+def test_a_device_that_is_lost_between_steps_ends_the_process(tmp_path: Path) -> None:
+    """A step of which nothing is read back may have failed unseen."""
+    ended: list[BaseException] = []
+    runner = load_runner(tmp_path, ended)
+    loaded: Any = runner._loaded
+
+    def fail(*arguments: object) -> None:
+        raise torch.AcceleratorError("an illegal memory access")
+
+    loaded.backend.allocate_kv_cache = loaded.backend.free_kv_cache = fail
+    loaded.move_to_device = fail
+    calls: dict[str, Callable[[], object]] = {
+        "allocate": lambda: runner.allocate_kv_cache(8, 16),
+        "reset": runner.reset,
+        "sleep": lambda: runner.sleep(1),
+        "wake": lambda: runner.wake_weights(lambda stage, fraction: None),
+    }
+    for name, call in calls.items():
+        before = len(ended)
+        with pytest.raises(torch.AcceleratorError):
+            call()
+        assert len(ended) > before, name
+
+
+def test_a_step_whose_device_is_lost_ends_the_process(tmp_path: Path) -> None:
+    ended: list[BaseException] = []
+    runner = load_runner(tmp_path, ended)
     driver = StepDriver(runner)
     driver.add([5, 6])
     assert runner._loaded is not None

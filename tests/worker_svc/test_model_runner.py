@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import random
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -317,3 +319,19 @@ def test_weight_bytes_are_those_of_the_parameters(tiny_model: Path) -> None:
     assert runner._loaded is not None
     num_parameters = sum(p.numel() for p in runner._loaded.model.parameters())
     assert info.weight_bytes == 4 * num_parameters > 0
+
+
+def test_a_deep_sleep_leaves_no_weights(tiny_model: Path) -> None:
+    runner = make_runner(tiny_model)
+    loaded = runner._loaded
+    assert loaded is not None
+    model: Any = loaded.model
+    model.held_by = [model]  # as the modules of some models point at each other
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    del loaded, model
+    gc.disable()
+    try:
+        runner.sleep(2)
+        assert [reference for reference in weights if reference() is not None] == []
+    finally:
+        gc.enable()
