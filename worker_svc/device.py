@@ -28,6 +28,8 @@ Lossy = TypeVar("Lossy", bound="HasDevice")
 
 NO_CUDA = "NO_CUDA_DEVICE"
 LOST_EXIT_CODE = 1
+SHARED_DEVICE = "cpu"
+"""What `device_id` says of a device that several ranks may have."""
 CPU = torch.device("cpu")
 
 
@@ -68,6 +70,13 @@ def activate(device: torch.device) -> None:
     """Make it the one that this thread's CUDA calls mean; on a CPU nothing."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def device_id(device: torch.device) -> str:
+    """What tells a CUDA device from all others; a CPU is shared."""
+    if device.type == "cpu":
+        return SHARED_DEVICE
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def put(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

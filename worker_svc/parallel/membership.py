@@ -10,6 +10,7 @@ import threading
 from torch._C._distributed_c10d import Store
 
 from pagewire.engine_config import EngineConfig
+from worker_svc.device import device_id
 from worker_svc.parallel.groups import ParallelGroups
 from worker_svc.parallel.layout import RankLayout
 from worker_svc.parallel.rendezvous import (
@@ -52,7 +53,7 @@ class RankMembership:
             self._store = connect_store(Rendezvous.parse(rendezvous))
         if self._store is None:
             raise RuntimeError("rank 0 opens before it joins")
-        wait_for_ranks(self._store, layout, cancelled)
+        wait_for_ranks(self._store, layout, cancelled, device_id(self._groups.device))
         self._groups.join(self._store)
 
     def leave(self) -> None:

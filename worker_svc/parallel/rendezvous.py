@@ -15,7 +15,12 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from pagewire.kit.errors import InvalidRequestError, ServiceUnavailableError
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+)
+from worker_svc.device import SHARED_DEVICE
 from worker_svc.parallel.layout import RankLayout
 
 CONNECT_TIMEOUT = timedelta(seconds=20)
@@ -70,28 +75,40 @@ def connect_store(rendezvous: Rendezvous) -> Store:
     return PrefixStore(rendezvous.key, client)
 
 
-def wait_for_ranks(store: Store, layout: RankLayout, cancelled: threading.Event) -> None:
+def wait_for_ranks(
+    store: Store, layout: RankLayout, cancelled: threading.Event, device: str = SHARED_DEVICE
+) -> None:
     """Wait until every rank of the replica is at this point.
 
     Args:
         store: Of the generation.
         layout: This rank's place.
         cancelled: Ends the wait.
+        device: This rank's `device_id`.
 
     Raises:
         ServiceUnavailableError: Some did not come, or nobody waits for this rank any more.
+        FailedPreconditionError: Two have the same device.
     """
     names = [f"rank/{rank}" for rank in range(layout.world_size)]
     deadline_s = time.monotonic() + JOIN_TIMEOUT_S
     try:
-        store.set(names[layout.rank], "1")
+        store.set(names[layout.rank], device)
         while not store.check(names):
             if cancelled.wait(_POLL_INTERVAL_S):
                 raise _not_met("the group was given up")
             if time.monotonic() >= deadline_s:
                 raise _not_met(f"some did not come in {JOIN_TIMEOUT_S:.0f} s")
+        devices = [store.get(name).decode() for name in names]
     except RuntimeError as error:
         raise _not_met("rank 0 has gone") from error
+    own = [device for device in devices if device != SHARED_DEVICE]
+    if len(set(own)) < len(own):
+        raise FailedPreconditionError(
+            "two workers of a replica have the same CUDA device: give each its own by "
+            "CUDA_VISIBLE_DEVICES, or set --tensor-parallel-size or --pipeline-parallel-size lower",
+            reason="CUDA_DEVICE_SHARED",
+        )
 
 
 def _not_met(reason: str) -> ServiceUnavailableError:

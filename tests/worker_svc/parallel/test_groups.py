@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
 
-from pagewire.kit.errors import InvalidRequestError, ServiceUnavailableError
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+)
 from tests.worker_svc.ranks import WAIT_S, joined_ranks
+from worker_svc.device import device_id
 from worker_svc.layers.parallel import VocabularyShard
 from worker_svc.parallel import rendezvous
 from worker_svc.parallel.groups import ALONE, MAX_PENDING_SENDS, ParallelGroups
@@ -138,6 +143,30 @@ def test_a_wait_for_ranks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = open_store("127.0.0.1")
     with pytest.raises(ServiceUnavailableError, match="some did not come in 0 s"):
         wait_for_ranks(store, RankLayout(0, 2), threading.Event())
+
+
+@pytest.mark.parametrize(("other", "refused"), [("GPU-1", True), ("GPU-2", False), ("cpu", False)])
+def test_ranks_may_not_have_the_same_cuda_device(other: str, refused: bool) -> None:
+    store, place = open_store("127.0.0.1")
+    never = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(wait_for_ranks, connect_store(place), RankLayout(1, 2), never, other)
+        error = None
+        try:
+            wait_for_ranks(store, RankLayout(0, 2), never, "GPU-1")
+        except FailedPreconditionError as caught:
+            error = caught
+        assert (second.exception(WAIT_S) is not None) == refused
+    assert (error is not None and "CUDA_VISIBLE_DEVICES" in error.message) == refused
+
+
+def test_a_cpu_is_shared_by_ranks() -> None:
+    never = threading.Event()
+    with joined_ranks(2) as ranks:
+        cpu = device_id(torch.device("cpu"))
+        store, place = open_store("127.0.0.1")
+        stores = [store, connect_store(place)]
+        ranks.run(lambda rank: wait_for_ranks(stores[rank], RankLayout(rank, 2), never, cpu))
 
 
 def test_ranks_of_another_generation_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
