@@ -74,6 +74,9 @@ class StructuredOutputs:
             if len(text) > MAX_REASONING_TAG_CHARS or not text.isprintable():
                 rule = f"a tag of reasoning is printable, with {MAX_REASONING_TAG_CHARS} characters"
                 raise _invalid("structured_outputs", "...", rule)
+        if any(not isinstance(text, str) for text in self.texts):
+            rule = "a form is text; give a JSON schema as json.dumps(schema)"
+            raise _invalid("structured_outputs", "...", rule)
         if any(not _is_unicode(text) for text in self.texts):
             raise _invalid("structured_outputs", "...", "a text must not hold a lone surrogate")
         if any(text == "" for text in self.texts):
@@ -108,7 +111,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted per occurrence in the output. In [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens seen in prompt or output. > 0."""
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output. In
+    [1e-6, 1e6]: far below, logits would leave float32."""
     seed: int | None = None
     """64-bit seed of the draws; the gateway fills it in when the client gave none."""
     max_tokens: int | None = None
@@ -176,7 +180,7 @@ class SamplingParams:
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 1e6, open_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         for token_id, bias in self.logit_bias:
             _check_range(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
         if not -1 <= self.top_k <= MAX_INTEGER:

@@ -89,7 +89,10 @@ class DeviceSampler:
             raw = logits[put(asking, logits.device)]
         if batch.processed:
             apply_processors(logits, batch.processed, self._eos_token_ids)
-        is_empty = logits.amax(-1) == -torch.inf
+        maxima = logits.amax(-1)
+        # What a row's own parameters made of it is its own failure, too.
+        is_finite &= maxima < torch.inf
+        is_empty = maxima == -torch.inf
         token_ids = self._choose(logits, batch)
         # What a failed row drew is no index.
         token_ids = torch.where(is_finite & ~is_empty, token_ids, 0)

@@ -68,7 +68,10 @@ class Sampler:
         if batch.processed:
             apply_processors(logits, batch.processed, self._eos_token_ids)
             rows.refresh(np.array([row.place for row in batch.processed]))
-        is_empty = rows.maxima.max(axis=1) == -np.inf
+        maxima = rows.maxima.max(axis=1)
+        # What a row's own parameters made of it is its own failure, too.
+        is_finite &= maxima < np.inf
+        is_empty = maxima == -np.inf
         has_token = is_finite & ~is_empty
         token_ids = rows.argmax()
         drawn = batch.places_with(Need.DRAW)

@@ -36,7 +36,7 @@ _SAMPLING: dict[str, Schema] = {
     "min_p": number(0, 1),
     "presence_penalty": number(-2, 2),
     "frequency_penalty": number(-2, 2),
-    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6},
+    "repetition_penalty": {"type": "number", "minimum": 1e-6, "maximum": 1e6},
     "seed": {**INTEGER, "minimum": -(2**63), "maximum": 2**64 - 1},
     "min_tokens": integer(0),
     "stop": one_of(_STOP, array(_STOP, maxItems=MAX_STOP_STRINGS)),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.worker_svc.sampler.factories import make_batch, make_row
+from worker_svc.sampler.device_sampler import DeviceSampler
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.sampler.weights import inverse_cdf
 from worker_svc.step import EMPTY_MASK, NAN_LOGITS
@@ -139,6 +140,19 @@ def test_a_row_that_is_not_finite_fails_alone(
     assert list(output.failures) == [None, NAN_LOGITS, None]
     assert output.logprobs[1] is None
     assert output.token_ids[[0, 2]].tolist() == expected[[0, 2]].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [Sampler, DeviceSampler])
+def test_a_row_that_its_own_penalty_makes_infinite_fails_alone(
+    kind: type[Sampler | DeviceSampler], temperature: float
+) -> None:
+    logits = random_logits(3)
+    logits[1, 77] = 1e34
+    rows = [make_row(temperature=temperature, top_p=0.9) for _ in range(3)]
+    rows[1] = make_row(temperature=temperature, top_p=0.9, prompt=(77,), repetition_penalty=1e-6)
+    output = kind(eos_token_ids=(2,)).sample(logits, make_batch(rows))
+    assert list(output.failures) == [None, NAN_LOGITS, None]
 
 
 def test_a_row_with_every_token_masked_fails_alone(sampler: Sampler) -> None:
