@@ -61,7 +61,7 @@ def open_channel(
     merged: dict[str, int | str] = {
         "grpc.keepalive_time_ms": 30_000,
         "grpc.keepalive_timeout_ms": 10_000,
-        # What really ends a silent connection: the bound above alone left it open for a minute more.
+        # This ends a silent connection: the bound above alone left it open for a minute more.
         "grpc.http2.ping_timeout_ms": 10_000,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.max_pings_without_data": 0,
