@@ -26,17 +26,18 @@ _READY = re.compile(
 _RETRY_PAUSE_S = 0.1
 
 
-def ready_line(addresses: Addresses, model: str) -> str:
+def ready_line(addresses: Addresses, model: str, *, wants_key: bool = False) -> str:
     """Return the one line that `pagewire serve` writes to standard output."""
     question = {"role": "user", "content": "What is the capital of France?"}
     # Greedy, so that the first answer is the same for everybody.
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     # In single quotes of a shell only the single quote itself is special.
     quoted = body.replace("'", "'\\''")
+    key = "-H 'authorization: Bearer KEY' " if wants_key else ""
     return (
         f"pagewire is ready: {addresses.http_url}/v1 (OpenAI API) and {addresses.grpc_target} "
         f"(gRPC). Try: curl {addresses.http_url}/v1/chat/completions "
-        f"-H 'content-type: application/json' -d '{quoted}'"
+        f"{key}-H 'content-type: application/json' -d '{quoted}'"
     )
 
 

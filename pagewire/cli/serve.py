@@ -128,7 +128,9 @@ async def _run(
             console.release()
             if addresses.vllm_grpc is not None:
                 console.say(f"pagewire: VllmEngine for smg: grpc://{addresses.vllm_grpc}")
-            print(ready_line(addresses, config.engine.served_model_names[0]), flush=True)
+            wants_key = bool(config.secrets.api_key or config.gateway.api_key_file)
+            model = config.engine.served_model_names[0]
+            print(ready_line(addresses, model, wants_key=wants_key), flush=True)
             await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             console.gave_up(failed.result())
