@@ -187,7 +187,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """In [-2, 2]."""
     repetition_penalty: _builtins.float
-    """Above 0. Default 1: off."""
+    """In [1e-6, 1e6]. Default 1: off."""
     seed: _builtins.int
     """Key of the draws: draw i is a pure function of (seed, i). Inside the system always set."""
     max_tokens: _builtins.int
