@@ -54,7 +54,7 @@ check: lint type test ## all that must hold before a change goes in
 lint: setup ## format, lint, import rules, protos
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 

@@ -47,6 +47,7 @@ CROWDED = (
 )
 NUM_REQUESTS = 8
 NUM_TOKENS = 24
+MAX_TIE_SHARE_OVER_RANKS = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,8 @@ async def compare_smollm2(num_requests: int, num_tokens: int) -> None:
                 wanted,
                 lambda at, r=request, w=wanted: smollm2_gap(r, w[:at]),  # type: ignore[misc]
             )
-    report.check()
+    # Half of the requests draw from the whole vocabulary: 49,152 edges that a rounding may cross.
+    report.check(max_tie_share=MAX_TIE_SHARE_OVER_RANKS)
 
 
 def workers(stack: Stack) -> list[psutil.Process]:
