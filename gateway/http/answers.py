@@ -7,17 +7,18 @@ the client goes. The shapes of the JSON objects come from the endpoint (`Shape`)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.generation import MAX_INLINE_WEIGHT, GenerationRequest, Output, Usage
 from gateway.http.disconnect import while_connected
 from gateway.http.errors import error_object, to_pagewire_error
 from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
+from gateway.http.field_names import with_client_names
 from gateway.http.json_response import json_response, to_json
 from gateway.http.parameters import StreamOptions
 from gateway.live_generation import Generation
@@ -50,11 +51,11 @@ class Call:
     shape: Shape
     stream_options: StreamOptions | None = None
     """None: the answer comes whole."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """What the client calls fields, by our names, where they differ."""
 
 
-def answer(
-    service: RequestService, call: Call, keep_alive_s: float
-) -> WholeAnswer | StreamedAnswer:
+def answer(service: RequestService, call: Call, keep_alive_s: float) -> ASGIApp:
     """Return the ASGI application that answers the call.
 
     Args:
@@ -62,9 +63,11 @@ def answer(
         call: What the client asks for.
         keep_alive_s: A stream on which nothing is sent for so long gets a comment.
     """
-    if call.stream_options is None:
-        return WholeAnswer(service, call.request, call.shape)
-    return StreamedAnswer(service, call.request, call.shape, call.stream_options, keep_alive_s)
+    options = call.stream_options
+    app: ASGIApp = WholeAnswer(service, call.request, call.shape)
+    if options is not None:
+        app = StreamedAnswer(service, call.request, call.shape, options, keep_alive_s)
+    return with_client_names(app, call.field_names)
 
 
 def object_head(generation: Generation, id_prefix: str, kind: str) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def read_chat(fields: Fields) -> Call:
         return_token_ids=fields.boolean("return_token_ids"),
         echoed=_echoed(prompt) if fields.boolean("echo") else "",
     )
-    return Call(request, shape, read_stream(fields))
+    limit = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
+    return Call(request, shape, read_stream(fields), {"max_tokens": limit})
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from gateway.http.openapi.schemas import (
     ref,
     words,
 )
+from gateway.http.responses.request import INCLUDABLE
 from pagewire.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 
 TOKEN_ID = integer(0)
@@ -129,7 +130,7 @@ RESPONSE = body(
         "parallel_tool_calls": BOOLEAN,
         "reasoning": ref("ReasoningOptions"),
         "text": ref("TextOptions"),
-        "include": array(TEXT),
+        "include": array(words(*INCLUDABLE)),
         "top_logprobs": integer(0, MAX_LOGPROBS),
         "truncation": words("auto", "disabled"),
         "metadata": {

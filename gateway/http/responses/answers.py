@@ -28,10 +28,11 @@ from gateway.generation import (
 from gateway.http.disconnect import while_connected
 from gateway.http.errors import to_pagewire_error
 from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
+from gateway.http.field_names import client_names
 from gateway.http.json_response import to_json
 from gateway.http.logprobs import TokenFormat, chat_logprobs
 from gateway.http.responses.output_items import Event, OutputItems
-from gateway.http.responses.request import ResponseCall, own_field_names
+from gateway.http.responses.request import FIELD_NAMES, ResponseCall
 from gateway.http.responses.response_object import ResponseObject
 from gateway.live_generation import Generation
 from gateway.message_events import Content, Reasoning
@@ -130,7 +131,7 @@ class ResponseWork:
     @asynccontextmanager
     async def generate(self) -> AsyncIterator[Generation]:
         """Admit the request, as `RequestService.generate`."""
-        with own_field_names():
+        with client_names(FIELD_NAMES):
             async with self.service.generate(self.request) as generation:
                 yield generation
 

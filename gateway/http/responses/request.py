@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,23 @@ from gateway.http.responses.items import read_input
 from gateway.http.responses.tools import ResponseTools, read_tools
 from gateway.http.structured_outputs import read_schema
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import StructuredOutputs
+from pagewire.sampling_params import MAX_LOGPROBS, StructuredOutputs
 
 _MAX_METADATA_PAIRS = 16
 _MAX_METADATA_KEY_CHARS = 64
 _MAX_METADATA_VALUE_CHARS = 512
 _LOGPROBS = "message.output_text.logprobs"
+# OpenAI's; what the others name is never in an answer of this server.
+INCLUDABLE = (
+    _LOGPROBS,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 # What only OpenAI's own servers have, or what would change the output unseen.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -34,7 +44,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
 }
 # Fields that have another name here than inside.
-_FIELD_NAMES = {"max_tokens": "max_output_tokens", "messages": "input"}
+FIELD_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens", "messages": "input"}
 # Of the names that other endpoints refuse, what is read here.
 _READ = ("tools", "tool_choice", "top_logprobs")
 # Names that change no output here; those of hosted tools' results have nothing to show.
@@ -46,7 +56,6 @@ _HINTS = (
     "prompt_cache_retention",
     "safety_identifier",
     "service_tier",
-    "stream_options",
     "user",
 )
 
@@ -100,8 +109,10 @@ def read_response(fields: Fields) -> ResponseCall:
     _refuse(fields)
     tools = read_tools(fields)
     sampling = _read_sampling(fields)
-    with_logprobs = _LOGPROBS in (fields.texts("include") or ())
+    with_logprobs = _LOGPROBS in _read_include(fields)
     top_logprobs = fields.integer("top_logprobs")
+    if top_logprobs is not None and not 0 <= top_logprobs <= MAX_LOGPROBS:
+        raise invalid("top_logprobs", f"must be between 0 and {MAX_LOGPROBS}")
     if with_logprobs:
         sampling["logprobs"] = top_logprobs or 0
     instructions = fields.text("instructions")
@@ -144,25 +155,13 @@ def read_response(fields: Fields) -> ResponseCall:
     )
 
 
-@contextmanager
-def own_field_names() -> Iterator[None]:
-    """Let refusals of what was read here name the fields as clients know them."""
-    try:
-        yield
-    except InvalidRequestError as exc:
-        name = _FIELD_NAMES.get(exc.field or "")
-        if exc.field is None or name is None:
-            raise
-        message = exc.message.replace(exc.field, name)
-        raise InvalidRequestError(message, reason=exc.reason, field=name) from None
-
-
 def _refuse(fields: Fields) -> None:
     for name, harmless in _UNSUPPORTED.items():
         value = fields.get(name)
         if value is not None and value not in harmless:
             raise _unsupported(name, "is not supported by this server; leave it out")
     refuse_unsupported(fields, _READ)
+    fields.object("stream_options")
     for name in _HINTS:
         fields.get(name)
 
@@ -196,6 +195,15 @@ def _read_format(fields: Fields) -> StructuredOutputs | None:
     if schema is None:
         raise invalid(form.path("schema"), "is required: give a JSON schema")
     return StructuredOutputs(json_schema=read_schema(schema, form.path("schema")))
+
+
+def _read_include(fields: Fields) -> list[Any]:
+    included = fields.array("include") or []
+    for index, name in enumerate(included):
+        if name not in INCLUDABLE:
+            rule = f"must be one of {', '.join(INCLUDABLE)}"
+            raise invalid(f"include[{index}]", rule)
+    return included
 
 
 def _echoed_text(fields: Fields) -> dict[str, Any]:

@@ -62,6 +62,19 @@ async def test_max_completion_tokens_wins_over_max_tokens(gateway: Gateway) -> N
     assert answer.json()["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", [0, MAX_MODEL_LEN])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_limit_that_is_refused_is_named_as_it_was_given(
+    gateway: Gateway, name: str, limit: int, stream: bool
+) -> None:
+    body = chat(stream=stream, **{name: limit})
+    answer = await gateway.http.post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, name)
+    assert name in error["message"]
+
+
 async def test_parts_of_text_become_lines_and_developer_becomes_system(gateway: Gateway) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = chat(messages=[{"role": "developer", "content": parts}])
