@@ -1,7 +1,8 @@
 """Tests of `pagewire serve` as a process, with fake services as its children."""
 
-from __future__ import json
+from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
