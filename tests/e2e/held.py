@@ -16,7 +16,7 @@ _LOAD = scheduler_pb2.WatchLoadRequest(interval_ms=10)
 
 
 async def at_once(stack: Stack, requests: Sequence[TokenRequest]) -> list[list[int]]:
-    """Token ids of requests that an idle engine begins with together."""
+    """Token ids of requests that an idle engine begins with together, queued in their order."""
     async with (
         open_channel(stack.scheduler_target) as scheduler_channel,
         open_channel(stack.scheduler_admin_target) as admin_channel,
@@ -26,9 +26,13 @@ async def at_once(stack: Stack, requests: Sequence[TokenRequest]) -> list[list[i
         admin = scheduler_pb2_grpc.EngineAdminServiceStub(admin_channel)
         await admin.Pause(_PAUSE, timeout=TIMEOUT_S)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(complete(client, each)) for each in requests]
-            async for load in scheduler.WatchLoad(_LOAD, timeout=TIMEOUT_S):
-                if load.num_requests_waiting == len(requests):
-                    break
+            tasks = []
+            loads = scheduler.WatchLoad(_LOAD, timeout=TIMEOUT_S)
+            for request in requests:
+                tasks.append(group.create_task(complete(client, request)))
+                async for load in loads:
+                    if load.num_requests_waiting == len(tasks):
+                        break
+            loads.cancel()
             await admin.Resume(scheduler_pb2.ResumeRequest(), timeout=TIMEOUT_S)
         return [task.result() for task in tasks]

@@ -24,7 +24,7 @@ from tests.parity import ParityReport
 
 FLAGS = ("--model=smollm2", "--dtype=float32", "--batch-invariant", "--max-model-len=256")
 NUM_TOGETHER = 33
-TINY_POOL = 24
+TINY_POOL = 18
 FEW = (
     Switches(overlap=True, caching=True, chunk=16, tiny_pool=True, speculation=True),
     Switches(overlap=True, caching=True, chunk=64, tiny_pool=False, speculation=False),
