@@ -240,7 +240,7 @@ async def test_a_body_that_nobody_reads_does_not_keep_a_connection_open() -> Non
         async def drip() -> None:
             while True:
                 await peer.say(b"a")
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # how slow this client is; nothing waits for it
 
         dripping = asyncio.create_task(drip())
         try:
