@@ -7,7 +7,8 @@ import pytest
 from smg_grpc_proto.generated import common_pb2
 
 from pagewire.kit.errors import FailedPreconditionError, ServiceUnavailableError
-from scheduler_svc.vllm_engine.tokenizer_bundle import CHUNK_BYTES, TokenizerBundle, make_archive
+from scheduler_svc.vllm_engine import tokenizer_bundle
+from scheduler_svc.vllm_engine.tokenizer_bundle import TokenizerBundle, make_archive
 from tests.scheduler_svc.vllm_engine.conftest import FILES, FilesTokenizer, running_vllm_stack
 
 NOBODY = "127.0.0.1:1"
@@ -60,8 +61,14 @@ def test_equal_files_make_equal_archives_whatever_their_order():
     assert make_archive({"a": b"1", "b": b"2"}) == make_archive({"b": b"2", "a": b"1"})
 
 
-def test_a_large_archive_comes_in_pieces_that_any_client_takes():
-    assert CHUNK_BYTES < 4 * 1024 * 1024
+async def test_a_large_archive_comes_in_pieces_of_a_bounded_size(monkeypatch):
+    monkeypatch.setattr(tokenizer_bundle, "CHUNK_BYTES", 50)
+    async with FilesTokenizer() as tokenizer:
+        chunks = await fetch(tokenizer.target)
+    assert len(chunks) > 2
+    assert {len(chunk.data) for chunk in chunks[:-1]} == {50}
+    with zipfile.ZipFile(io.BytesIO(b"".join(chunk.data for chunk in chunks))) as opened:
+        assert set(opened.namelist()) == set(FILES)
 
 
 async def test_the_rpc_streams_the_archive():
