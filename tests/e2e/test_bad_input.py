@@ -133,7 +133,7 @@ HTTP_CASES = [
         CHAT,
         chat(max_completion_tokens=2**40),
         400,
-        "max_tokens",
+        "max_completion_tokens",
         id="chat: max_completion_tokens beyond 32 bits",
     ),
     pytest.param(
