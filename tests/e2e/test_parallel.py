@@ -47,7 +47,6 @@ CROWDED = (
 )
 NUM_REQUESTS = 8
 NUM_TOKENS = 24
-MAX_TIE_SHARE_OVER_RANKS = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +140,13 @@ async def compare_smollm2(num_requests: int, num_tokens: int) -> None:
     requests = [
         TokenRequest(
             tuple(rng.randrange(1000, 40_000) for _ in range(rng.randint(4, 40))),
+            # Without top_p all 49,152 tokens have an edge, and the tail is nothing but near-ties.
             SamplingParams(
-                temperature=float(index % 2), seed=index, max_tokens=num_tokens, ignore_eos=True
+                temperature=float(index % 2),
+                top_p=0.9,
+                seed=index,
+                max_tokens=num_tokens,
+                ignore_eos=True,
             ),
         )
         for index in range(num_requests)
@@ -161,8 +165,7 @@ async def compare_smollm2(num_requests: int, num_tokens: int) -> None:
                 wanted,
                 lambda at, r=request, w=wanted: smollm2_gap(r, w[:at]),  # type: ignore[misc]
             )
-    # Half of the requests draw from the whole vocabulary: 49,152 edges that a rounding may cross.
-    report.check(max_tie_share=MAX_TIE_SHARE_OVER_RANKS)
+    report.check()
 
 
 def workers(stack: Stack) -> list[psutil.Process]:
