@@ -94,6 +94,10 @@ class BlockPool:
             return next(iter(entry.values()))
         return entry
 
+    def cached_hashes(self) -> list[bytes]:
+        """What `events` was told to be findable and is, in no order."""
+        return list(self._cached[self._event_group_id])
+
     def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks from the head of the free queue; what they cached is forgotten.
 

@@ -6,7 +6,7 @@ that is being put together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagewire import wire
@@ -40,6 +40,8 @@ _PAUSE_MODES: dict[int, PauseMode] = {
     scheduler_pb2.PAUSE_MODE_KEEP: PauseMode.KEEP,
 }
 _STOPPED = Stop(FinishReason.STOP)
+# About half a megabyte.
+_HASHES_A_MESSAGE = 16384
 
 
 def core_request(add: scheduler_pb2.EngineAdd, client_id: int) -> EngineCoreRequest:
@@ -168,7 +170,9 @@ def load(
     return message
 
 
-def kv_event_batch(batch: KvEventBatch, block_size: int) -> scheduler_pb2.SubscribeKvEventsResponse:
+def kv_event_batch(
+    batch: KvEventBatch, block_size: int, *, hashes_only: bool = False
+) -> scheduler_pb2.SubscribeKvEventsResponse:
     message = scheduler_pb2.SubscribeKvEventsResponse(
         sequence=batch.sequence,
         removed_hashes=batch.removed_hashes,
@@ -178,10 +182,25 @@ def kv_event_batch(batch: KvEventBatch, block_size: int) -> scheduler_pb2.Subscr
         message.stored.add(
             parent_hash=stored.parent_hash or b"",
             hashes=stored.hashes,
-            token_ids=stored.token_ids,
+            token_ids=() if hashes_only else stored.token_ids,
             block_size=block_size,
         )
     return message
+
+
+def kv_snapshot(
+    hashes: Sequence[bytes], through_sequence: int
+) -> Iterator[scheduler_pb2.SubscribeKvEventsResponse]:
+    """Build the parts of a snapshot, of a bounded size each; at least one."""
+    starts = range(0, max(len(hashes), 1), _HASHES_A_MESSAGE)
+    for start in starts:
+        yield scheduler_pb2.SubscribeKvEventsResponse(
+            snapshot=scheduler_pb2.KvSnapshot(
+                through_sequence=through_sequence,
+                hashes=hashes[start : start + _HASHES_A_MESSAGE],
+                is_last=start == starts[-1],
+            )
+        )
 
 
 def heartbeat_of_kv_events(number: int) -> scheduler_pb2.SubscribeKvEventsResponse:

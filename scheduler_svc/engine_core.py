@@ -176,6 +176,10 @@ class EngineCore:
         """The scheduler's figures; None before the first worker is ready."""
         return None if self._scheduler is None else self._scheduler.make_stats()
 
+    def cached_hashes(self) -> list[bytes]:
+        """The hashes that a follower of all KV events so far knows, in no order."""
+        return [] if self._scheduler is None else self._scheduler.kv_cache.cached_hashes()
+
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         """Forget cached prefixes.
 

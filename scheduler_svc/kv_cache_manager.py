@@ -222,6 +222,11 @@ class KVCacheManager:
         if self._events is not None:
             self._events.flush()
 
+    def cached_hashes(self) -> list[bytes]:
+        """The hashes that a follower of all events so far knows; lets go of the latest ones."""
+        self.flush_events()
+        return self._pool.cached_hashes()
+
     def uncache_since(self, request: Request, step: int) -> None:
         """Make unfindable what a request cached in this step or later: nobody may read it.
 

@@ -14,7 +14,11 @@ from typing import Any, NoReturn
 import grpc
 
 from pagewire.kit import context as request_context
-from pagewire.kit.errors import FailedPreconditionError, UnimplementedError
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InvalidRequestError,
+    UnimplementedError,
+)
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc import convert
@@ -79,12 +83,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.WatchLoadResponse]:
         interval_s = max(request.interval_ms / 1000 or DEFAULT_LOAD_INTERVAL_S, MIN_LOAD_INTERVAL_S)
         sent: scheduler_pb2.WatchLoadResponse | None = None
+        silent_s = 0.0
         while True:
             load = convert.load(self._core.make_stats(), self._core.counters, self._core.state)
-            if load != sent:
+            # Also without a change now and then: a scheduler that is stuck must not look idle.
+            if load != sent or silent_s >= HEARTBEAT_INTERVAL_S:
                 yield load
-                sent = load
-            await asyncio.sleep(interval_s)
+                sent, silent_s = load, 0.0
+            pause_s = min(interval_s, HEARTBEAT_INTERVAL_S)
+            await asyncio.sleep(pause_s)
+            silent_s += pause_s
 
     async def SubscribeKvEvents(
         self, request: scheduler_pb2.SubscribeKvEventsRequest, context: Context
@@ -96,15 +104,27 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 " --kv-events-buffer",
                 reason="KV_EVENTS_OFF",
             )
-        async with log.follow(request.start_sequence, HEARTBEAT_INTERVAL_S) as batches:
+        if request.snapshot and request.start_sequence:
+            raise InvalidRequestError(
+                "start_sequence: must be 0 with `snapshot`, which says where it ends",
+                field="start_sequence",
+            )
+        hashes = self._core.cached_hashes() if request.snapshot else []
+        through = log.next_sequence - 1
+        start = through + 1 if request.snapshot else request.start_sequence
+        async with log.follow(start, HEARTBEAT_INTERVAL_S) as batches:
             # Tells the subscriber that nothing from now on will be missed.
             await context.send_initial_metadata(())
+            if request.snapshot:
+                for part in convert.kv_snapshot(hashes, through):
+                    yield part
+                del hashes
             heartbeats = count(1)
             async for batch in batches:
                 yield (
                     convert.heartbeat_of_kv_events(next(heartbeats))
                     if batch is None
-                    else convert.kv_event_batch(batch, block_size)
+                    else convert.kv_event_batch(batch, block_size, hashes_only=request.hashes_only)
                 )
 
 

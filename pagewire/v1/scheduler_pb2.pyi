@@ -721,16 +721,24 @@ class SubscribeKvEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     START_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    HASHES_ONLY_FIELD_NUMBER: _builtins.int
     start_sequence: _builtins.int
-    """First batch wanted; 0: the next that comes."""
+    """First batch wanted; 0: the next that comes. Not with `snapshot`."""
+    snapshot: _builtins.bool
+    """Begin with all hashes that are findable now, then go on with the batches that change them."""
+    hashes_only: _builtins.bool
+    """Leave token ids out: for those who compare hashes only."""
     def __init__(
         self,
         *,
         start_sequence: _builtins.int = ...,
+        snapshot: _builtins.bool = ...,
+        hashes_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["start_sequence", b"start_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes_only", b"hashes_only", "snapshot", b"snapshot", "start_sequence", b"start_sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -747,6 +755,7 @@ class SubscribeKvEventsResponse(_message.Message):
     REMOVED_HASHES_FIELD_NUMBER: _builtins.int
     ALL_CLEARED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts up from 1 within the scheduler's process; 0 in a message that is only a heartbeat."""
     all_cleared: _builtins.bool
@@ -760,6 +769,10 @@ class SubscribeKvEventsResponse(_message.Message):
     def heartbeat(self) -> _common_pb2.Heartbeat:
         """When nothing changed for a while."""
 
+    @_builtins.property
+    def snapshot(self) -> Global___KvSnapshot:
+        """A part of the snapshot; such a message has nothing else, and `sequence` is 0."""
+
     def __init__(
         self,
         *,
@@ -768,14 +781,47 @@ class SubscribeKvEventsResponse(_message.Message):
         removed_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
         all_cleared: _builtins.bool = ...,
         heartbeat: _common_pb2.Heartbeat | None = ...,
+        snapshot: Global___KvSnapshot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_cleared", b"all_cleared", "heartbeat", b"heartbeat", "removed_hashes", b"removed_hashes", "sequence", b"sequence", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_cleared", b"all_cleared", "heartbeat", b"heartbeat", "removed_hashes", b"removed_hashes", "sequence", b"sequence", "snapshot", b"snapshot", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubscribeKvEventsResponse: _TypeAlias = SubscribeKvEventsResponse  # noqa: Y015
+
+@_typing.final
+class KvSnapshot(_message.Message):
+    """A part of what is findable at one moment. All parts together have each hash once, in no order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THROUGH_SEQUENCE_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    through_sequence: _builtins.int
+    """Number of the last batch that it has in it: the next one follows the last part."""
+    is_last: _builtins.bool
+    """No more parts come."""
+    @_builtins.property
+    def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """32-byte hashes."""
+
+    def __init__(
+        self,
+        *,
+        through_sequence: _builtins.int = ...,
+        hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes", "is_last", b"is_last", "through_sequence", b"through_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvSnapshot: _TypeAlias = KvSnapshot  # noqa: Y015
 
 @_typing.final
 class BlocksStored(_message.Message):

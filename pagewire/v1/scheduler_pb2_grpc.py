@@ -91,14 +91,16 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """Queue and KV figures: one message at once, then one at each change, at most one per interval.
+        """Queue and KV figures: one message at once, then one at each change, at most one per interval and at least one every
+        2 s: silence for longer than 10 s means that the scheduler is stuck.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubscribeKvEvents(self, request, context):
-        """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+        """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones, after a snapshot
+        of what is findable now where one is asked for. Ends with
         FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
         not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
         """

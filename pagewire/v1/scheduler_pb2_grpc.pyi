@@ -44,9 +44,12 @@ class SchedulerServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.SchedulerServiceGenerateRequest, _scheduler_pb2.SchedulerServiceGenerateResponse]
     """One request of one direct client. Admission fails before any message is sent."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchLoadRequest, _scheduler_pb2.WatchLoadResponse]
-    """Queue and KV figures: one message at once, then one at each change, at most one per interval."""
+    """Queue and KV figures: one message at once, then one at each change, at most one per interval and at least one every
+    2 s: silence for longer than 10 s means that the scheduler is stuck.
+    """
     SubscribeKvEvents: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.SubscribeKvEventsRequest, _scheduler_pb2.SubscribeKvEventsResponse]
-    """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+    """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones, after a snapshot
+    of what is findable now where one is asked for. Ends with
     FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
     not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
     """
@@ -67,9 +70,12 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_scheduler_pb2.SchedulerServiceGenerateRequest, _scheduler_pb2.SchedulerServiceGenerateResponse]  # type: ignore[assignment]
     """One request of one direct client. Admission fails before any message is sent."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchLoadRequest, _scheduler_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """Queue and KV figures: one message at once, then one at each change, at most one per interval."""
+    """Queue and KV figures: one message at once, then one at each change, at most one per interval and at least one every
+    2 s: silence for longer than 10 s means that the scheduler is stuck.
+    """
     SubscribeKvEvents: _aio.UnaryStreamMultiCallable[_scheduler_pb2.SubscribeKvEventsRequest, _scheduler_pb2.SubscribeKvEventsResponse]  # type: ignore[assignment]
-    """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+    """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones, after a snapshot
+    of what is findable now where one is asked for. Ends with
     FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
     not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
     """
@@ -111,7 +117,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.WatchLoadResponse], _abc.AsyncIterator[_scheduler_pb2.WatchLoadResponse]]:
-        """Queue and KV figures: one message at once, then one at each change, at most one per interval."""
+        """Queue and KV figures: one message at once, then one at each change, at most one per interval and at least one every
+        2 s: silence for longer than 10 s means that the scheduler is stuck.
+        """
 
     @_abc_1.abstractmethod
     def SubscribeKvEvents(
@@ -119,7 +127,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.SubscribeKvEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.SubscribeKvEventsResponse], _abc.AsyncIterator[_scheduler_pb2.SubscribeKvEventsResponse]]:
-        """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones. Ends with
+        """Changes of the prefix cache, a message a batch, with sequence numbers and replay of the last ones, after a snapshot
+        of what is findable now where one is asked for. Ends with
         FAILED_PRECONDITION, reason KV_EVENTS_LOST and `resume_from` in the error's metadata when the next batch wanted is
         not there any more, or not yet: the subscriber was too slow, or the scheduler started again.
         """

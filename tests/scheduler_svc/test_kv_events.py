@@ -167,7 +167,7 @@ def test_a_followers_view_is_the_cache_over_random_lives(policy, groups):
         elif number % 3 == 0:
             scheduler.forget_worker()
         sequence = follow_all(log, view, sequence)
-        assert view.hashes == findable(scheduler)
+        assert view.hashes == findable(scheduler) == set(scheduler.kv_cache.cached_hashes())
     assert view.sequences == list(range(1, log.next_sequence))
     assert scheduler.make_stats().num_preemptions > 0 or FULL not in groups
 

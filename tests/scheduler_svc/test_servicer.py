@@ -90,6 +90,14 @@ async def test_load_is_told_at_once_and_at_a_change(stack):
     loads.cancel()
 
 
+async def test_a_load_that_does_not_change_is_told_again_now_and_then(stack, monkeypatch):
+    monkeypatch.setattr("scheduler_svc.servicer.HEARTBEAT_INTERVAL_S", 0.05)
+    loads = stack.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=1000), timeout=20)
+    first, second = await loads.read(), await loads.read()
+    assert first == second
+    loads.cancel()
+
+
 async def generate(stack, prompt=PROMPT, **params):
     return [message async for message in stack.stub.Generate(generate_request(prompt, **params))]
 
@@ -164,6 +172,47 @@ async def test_a_subscriber_that_does_not_read_is_ended_and_the_engine_goes_on(s
     again = await follow(stack, start_sequence=int(lost.metadata["resume_from"]))
     assert (await read_events(again)).sequence == int(lost.metadata["resume_from"])
     again.cancel()
+
+
+def snapshot_call(stack, **fields):
+    request = scheduler_pb2.SubscribeKvEventsRequest(snapshot=True, **fields)
+    return stack.stub.SubscribeKvEvents(request, timeout=10)
+
+
+@pytest.mark.parametrize("hashes_a_message", [1, 2, 1000])
+async def test_a_late_subscriber_gets_what_is_there_and_then_what_changes(
+    stack, monkeypatch, hashes_a_message
+):
+    monkeypatch.setattr("scheduler_svc.convert._HASHES_A_MESSAGE", hashes_a_message)
+    await generate(stack, max_tokens=8)
+    known, call = [], snapshot_call(stack, hashes_only=True)
+    while True:
+        part = (await call.read()).snapshot
+        known += part.hashes
+        assert len(part.hashes) <= hashes_a_message
+        if part.is_last:
+            break
+    assert sorted(known) == sorted(stack.core.cached_hashes())
+    assert known
+    await generate(stack, prompt=[*PROMPT, 10, 11, 12], max_tokens=1)
+    batch = await read_events(call)
+    assert batch.sequence == part.through_sequence + 1
+    assert [len(stored.hashes) for stored in batch.stored] == [1]
+    assert not batch.stored[0].token_ids
+    call.cancel()
+
+
+async def test_the_snapshot_of_an_empty_cache_has_one_empty_part(stack):
+    call = snapshot_call(stack)
+    part = (await call.read()).snapshot
+    assert (part.through_sequence, list(part.hashes), part.is_last) == (0, [], True)
+    call.cancel()
+
+
+async def test_a_snapshot_says_itself_where_it_ends(stack):
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await snapshot_call(stack, start_sequence=1).read()
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_without_a_buffer_there_are_no_kv_events(stack, monkeypatch):
