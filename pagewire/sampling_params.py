@@ -50,8 +50,8 @@ class StructuredOutputs:
     """A grammar in Lark's notation, as llguidance understands it."""
     structural_tag: str | None = None
     """Free text in which some parts have a form, as JSON text: `{"structures": [{"begin": ...,
-    "schema": ..., "end": ...}], "triggers": [...]}`. Behind a trigger stands one of the structures
-    that begin with it."""
+    "schema": ..., "end": ...}], "triggers": [...]}`, where behind a trigger stands one of the
+    structures that begin with it; or `{"format": {"type": ..., ...}}`, a tree of formats."""
     reasoning_end: str = ""
     """The form begins behind this text, before which anything goes; empty: it begins at once."""
     reasoning_start: str = ""

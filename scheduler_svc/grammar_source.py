@@ -16,7 +16,8 @@ from llguidance import LLMatcher
 from pagewire.kit.json_depth import MAX_JSON_DEPTH, is_too_deep
 from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import GRAMMAR_TOO_COMPLEX, INVALID_GRAMMAR, GrammarError
-from scheduler_svc.structural_tags import StructuralTagError, structural_tag_grammars
+from scheduler_svc.structural_formats import StructuralTagError
+from scheduler_svc.structural_tags import structural_tag_grammars
 
 MAX_REGEX_BYTES = 32_768
 """Every step walks what is left of an expression, so a long one would slow each of its steps."""
@@ -148,9 +149,9 @@ def _kind(outputs: StructuredOutputs) -> str:
     return next(name for name in given if getattr(outputs, name))
 
 
-def _regex(regex: str) -> str:
+def _regex(regex: str, kind: str = "regex") -> str:
     if len(regex.encode()) > MAX_REGEX_BYTES:
-        raise _too_complex("regex", f"at most {MAX_REGEX_BYTES} bytes are taken")
+        raise _too_complex(kind, f"at most {MAX_REGEX_BYTES} bytes are taken")
     # Whatever an expression needs to stand between slashes is the library's to know.
     container = json.loads(LLMatcher.grammar_from_regex(regex))
     return str(container["grammars"][0]["lark_grammar"])
@@ -160,7 +161,11 @@ def _structural_tag(text: str) -> tuple[str, dict[str, str]]:
     """The grammar, and those of the schemas within it by name."""
     value = _parse_json(text, "structural_tag")
     try:
-        return structural_tag_grammars(value, lambda schema: _schema(schema, "structural_tag"))
+        return structural_tag_grammars(
+            value,
+            lambda schema: _schema(schema, "structural_tag"),
+            lambda pattern: _regex(pattern, "structural_tag").removeprefix("start: "),
+        )
     except StructuralTagError as error:
         raise GrammarError(INVALID_GRAMMAR, f"structural_tag: {error}") from None
 

@@ -1,82 +1,72 @@
 """Text in which some parts have forms: from vLLM's structural tags to a grammar in Lark.
 
-Text is free up to a trigger; from there on it has to be one of the structures that begin with it:
-its beginning, JSON of its schema, its end. Then it is free again. Pure text work.
+Two shapes are known. The first: text is free up to a trigger, from there on it has to be one of the
+structures that begin with it, then it is free again. The second is a tree of formats, of which that
+is one (`structural_formats`). Pure text work.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
-MAX_STRUCTURES = 256
-MAX_TRIGGERS = 16
-MAX_TAG_CHARS = 1024
-
-_FREE = "/(.|\\n)*/"
-
-
-class StructuralTagError(ValueError):
-    """What is wrong, in a sentence for the client."""
+from scheduler_svc.structural_formats import (
+    MAX_TAGS,
+    MAX_TEXT_CHARS,
+    MAX_TRIGGERS,
+    FormatWriter,
+    StructuralTagError,
+)
 
 
 def structural_tag_grammars(
-    value: Any, schema_grammar: Callable[[Any], str]
+    value: Any, schema_grammar: Callable[[Any], str], regex_term: Callable[[str], str]
 ) -> tuple[str, dict[str, str]]:
     """Return the grammar, and those that it refers to by name.
 
     Args:
-        value: `{"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}`.
+        value: `{"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}`, or
+            `{"format": {"type": ..., ...}}`.
         schema_grammar: From a JSON schema to its grammar.
+        regex_term: From an expression to a term of a grammar.
 
     Raises:
-        StructuralTagError: The value is not of that form.
+        StructuralTagError: The value is of neither form.
     """
-    structures, triggers = _members(value)
-    lines, schemas = [], dict[str, str]()
-    parts: dict[str, list[str]] = {trigger: [] for trigger in triggers}
-    for place, structure in enumerate(structures):
-        begin, end = _tag(structure, "begin", place), _tag(structure, "end", place)
-        trigger = next((each for each in triggers if begin.startswith(each)), None)
-        if trigger is None:
-            raise StructuralTagError(f"structures[{place}].begin begins with no trigger")
-        if not isinstance(structure.get("schema"), dict):
-            raise StructuralTagError(f"structures[{place}].schema must be a JSON object")
-        schemas[f"schema_{place}"] = schema_grammar(structure["schema"])
-        rest = (_quoted(begin[len(trigger) :]), f"@schema_{place}", _quoted(end))
-        parts[trigger].append(f"structure_{place}")
-        lines.append(f"structure_{place}: {' '.join(each for each in rest if each)}")
-    used = {trigger: names for trigger, names in parts.items() if names}
-    for place, (trigger, names) in enumerate(used.items()):
-        lines.append(f"part_{place}: text_{place} ({' | '.join(names)})")
-        lines.append(f"text_{place}[stop={json.dumps(trigger)}]: {_FREE}")
-    choices = " | ".join(f"part_{place}" for place in range(len(used)))
-    return "\n".join([f"start: ({choices})* REST", f"REST: {_FREE}", *lines]), schemas
+    writer = FormatWriter(schema_grammar, regex_term)
+    if not isinstance(value, dict):
+        raise StructuralTagError("must be a JSON object")
+    if value.get("format") is None:
+        return writer.write(_triggered_tags(value), "structures"), writer.grammars
+    if value.get("structures") is not None or value.get("triggers") is not None:
+        raise StructuralTagError("format excludes structures and triggers")
+    return writer.write(value["format"], "format"), writer.grammars
 
 
-def _members(value: Any) -> tuple[list[Any], list[str]]:
-    structures = value.get("structures") if isinstance(value, dict) else None
-    triggers = value.get("triggers") if isinstance(value, dict) else None
-    if not isinstance(structures, list) or not 0 < len(structures) <= MAX_STRUCTURES:
-        raise StructuralTagError(f"needs 1 to {MAX_STRUCTURES} structures")
+def _triggered_tags(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the format that says the same as structures and triggers."""
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not 0 < len(structures) <= MAX_TAGS:
+        raise StructuralTagError(f"needs a format, or 1 to {MAX_TAGS} structures")
     if not isinstance(triggers, list) or not 0 < len(triggers) <= MAX_TRIGGERS:
         raise StructuralTagError(f"needs 1 to {MAX_TRIGGERS} triggers")
-    if not all(isinstance(each, str) and 0 < len(each) <= MAX_TAG_CHARS for each in triggers):
-        raise StructuralTagError(f"a trigger has 1 to {MAX_TAG_CHARS} characters")
+    if not all(isinstance(each, str) and 0 < len(each) <= MAX_TEXT_CHARS for each in triggers):
+        raise StructuralTagError(f"a trigger has 1 to {MAX_TEXT_CHARS} characters")
     if not all(isinstance(each, dict) for each in structures):
         raise StructuralTagError("a structure is an object with begin, schema and end")
-    return structures, triggers
+    tags = [_tag(each, f"structures[{place}]", triggers) for place, each in enumerate(structures)]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
-def _tag(structure: dict[str, Any], name: str, place: int) -> str:
-    text = structure.get(name)
-    if not isinstance(text, str) or len(text) > MAX_TAG_CHARS:
-        rule = f"must be a text of at most {MAX_TAG_CHARS} characters"
-        raise StructuralTagError(f"structures[{place}].{name} {rule}")
-    return text
-
-
-def _quoted(text: str) -> str:
-    """As a string of the grammar; none where there is no text."""
-    return json.dumps(text) if text else ""
+def _tag(structure: dict[str, Any], path: str, triggers: list[str]) -> dict[str, Any]:
+    for name in ("begin", "end"):
+        text = structure.get(name)
+        if not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
+            rule = f"must be a text of at most {MAX_TEXT_CHARS} characters"
+            raise StructuralTagError(f"{path}.{name} {rule}")
+    if not structure["begin"].startswith(tuple(triggers)):
+        raise StructuralTagError(f"{path}.begin begins with no trigger")
+    if not isinstance(structure.get("schema"), dict):
+        raise StructuralTagError(f"{path}.schema must be a JSON object")
+    content = {"type": "json_schema", "json_schema": structure["schema"]}
+    return {"begin": structure["begin"], "content": content, "end": structure["end"]}

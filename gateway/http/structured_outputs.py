@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.http.fields import Fields, invalid, wrong_type
+from gateway.http.fields import Fields, check_text, invalid, wrong_type
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import StructuredOutputs
 
-_FORMS = ("json", "json_object", "regex", "choice", "grammar")
+_FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
 
 def read_structured_outputs(fields: Fields) -> StructuredOutputs | None:
@@ -40,6 +40,7 @@ def _read_forms(outputs: Fields) -> StructuredOutputs:
         "regex": outputs.text("regex"),
         "choice": outputs.texts("choice") if choice else (),
         "grammar": outputs.text("grammar"),
+        "structural_tag": _read_tag(outputs),
     }
     given = [name for name, value in values.items() if value not in (None, False, ())]
     for name, value in outputs.items().items():
@@ -56,6 +57,9 @@ def _read_response_format(response_format: Fields) -> StructuredOutputs | None:
         return None
     if kind == "json_object":
         return StructuredOutputs(json_object=True)
+    if kind == "structural_tag":
+        # The tag is what stands beside the type: a format, or structures and triggers.
+        return StructuredOutputs(structural_tag=json.dumps(response_format.items()))
     if kind != "json_schema":
         raise _unsupported(response_format.path("type"), kind[:64])
     wrapped = response_format.object("json_schema")
@@ -68,6 +72,17 @@ def _read_response_format(response_format: Fields) -> StructuredOutputs | None:
     # Every answer keeps to its schema, so both values are honoured.
     wrapped.boolean("strict")
     return StructuredOutputs(json_schema=read_schema(schema, wrapped.path("schema")))
+
+
+def _read_tag(outputs: Fields) -> str | None:
+    """Return the structural tag as JSON text; a string is taken for that."""
+    tag, path = outputs.get("structural_tag"), outputs.path("structural_tag")
+    if isinstance(tag, str):
+        return check_text(tag, path)
+    if tag is not None and not isinstance(tag, dict):
+        raise wrong_type(path, tag, "a structural tag")
+    # ASCII, so that a lone surrogate inside stays an escape.
+    return None if tag is None else json.dumps(tag)
 
 
 def read_schema(schema: Any, path: str) -> str:

@@ -322,7 +322,8 @@ class StructuredOutputs(_message.Message):
     """A grammar in Lark's notation, as llguidance understands it."""
     structural_tag: _builtins.str
     """Free text in which some parts have a form, as JSON text: {"structures": [{"begin": "...", "schema": {...}, "end":
-    "..."}], "triggers": ["..."]}. Behind a trigger stands one of the structures that begin with it.
+    "..."}], "triggers": ["..."]}, where behind a trigger stands one of the structures that begin with it; or
+    {"format": {"type": "...", ...}}, a tree of formats (docs/api.md).
     """
     reasoning_end: _builtins.str
     """The form begins behind this text (a closing tag of reasoning), before which anything goes. Empty: it begins at once."""

@@ -99,10 +99,6 @@ def _structured_outputs(message: vllm_engine_pb2.SamplingParams) -> StructuredOu
     kind = message.WhichOneof("constraint")
     if kind is None:
         return None
-    if kind == "structural_tag":
-        raise _not_served(
-            kind, "use json_schema, json_object, regex, choice or grammar (Lark's notation)"
-        )
     if kind == "choice":
         return StructuredOutputs(choice=tuple(message.choice.choices))
     if kind == "json_object" and not message.json_object:

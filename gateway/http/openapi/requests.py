@@ -89,7 +89,12 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _FUNCTION_NAME = {**TEXT, "pattern": r"^[a-zA-Z0-9_.:/-]{1,128}$"}
-_FORMAT_TYPE = words("text", "json_object", "json_schema")
+_FORMAT_TYPES = ("text", "json_object", "json_schema")
+_STRUCTURAL_TAG: dict[str, Schema] = {
+    "format": body({"type": TEXT}, {}),
+    "structures": array(ref("TaggedStructure"), minItems=1),
+    "triggers": array(TEXT, minItems=1),
+}
 
 COMPLETION = body(
     {
@@ -197,17 +202,26 @@ PARTS: dict[str, Schema] = {
                 "regex": TEXT,
                 "choice": array(TEXT, minItems=1),
                 "grammar": TEXT,
+                "structural_tag": one_of(ref("StructuralTag"), TEXT),
             },
         ),
         "description": "Exactly one of these.",
     },
-    "ResponseFormat": body({"type": _FORMAT_TYPE}, {"json_schema": ref("JsonSchemaFormat")}),
+    "ResponseFormat": body(
+        {"type": words(*_FORMAT_TYPES, "structural_tag")},
+        {"json_schema": ref("JsonSchemaFormat"), **_STRUCTURAL_TAG},
+    ),
+    "StructuralTag": {
+        **body({}, _STRUCTURAL_TAG),
+        "description": "A format, or structures with their triggers.",
+    },
+    "TaggedStructure": body({"begin": TEXT, "schema": OBJECT, "end": TEXT}, {}),
     "JsonSchemaFormat": body({"schema": OBJECT}, {"name": TEXT, "strict": BOOLEAN}),
     "TextOptions": body(
         {},
         {
             "format": body(
-                {"type": _FORMAT_TYPE},
+                {"type": words(*_FORMAT_TYPES)},
                 {"name": TEXT, "schema": OBJECT, "strict": BOOLEAN, "description": TEXT},
             ),
             "verbosity": words("low", "medium", "high"),

@@ -17,6 +17,13 @@ COMPLETIONS = ("/v1/completions", {"prompt": "abc", "max_tokens": 2})
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2})
 SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
 AS_TEXT = StructuredOutputs(json_schema=json.dumps(SCHEMA))
+TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "é"}}
+TAG_AS_TEXT = StructuredOutputs(structural_tag=json.dumps(TAG))
+STRUCTURES = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f"],
+}
 
 GOOD: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"structured_outputs": {"json": SCHEMA}}, AS_TEXT),
@@ -28,6 +35,13 @@ GOOD: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     (
         {"structured_outputs": {"regex": "a", "json": None, "json_object": False}},
         StructuredOutputs(regex="a"),
+    ),
+    ({"structured_outputs": {"structural_tag": TAG}}, TAG_AS_TEXT),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, TAG_AS_TEXT),
+    ({"response_format": TAG}, TAG_AS_TEXT),
+    (
+        {"response_format": STRUCTURES},
+        StructuredOutputs(structural_tag=json.dumps(STRUCTURES)),
     ),
     ({"structured_outputs": None, "response_format": None}, None),
     ({"response_format": {"type": "text"}}, None),
@@ -63,14 +77,15 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("structured_outputs.choice", {"structured_outputs": {"choice": "a"}}),
     ("structured_outputs.choice[1]", {"structured_outputs": {"choice": ["a", 1]}}),
     ("structured_outputs.grammar", {"structured_outputs": {"grammar": ["a"]}}),
-    ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
+    ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": [1]}}),
+    ("structured_outputs", {"structured_outputs": {"structural_tag": TAG, "regex": "a"}}),
     (
         "structured_outputs.whitespace_pattern",
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " *"}},
     ),
     ("response_format", {"response_format": "json_object"}),
     ("response_format.type", {"response_format": {}}),
-    ("response_format.type", {"response_format": {"type": "structural_tag"}}),
+    ("response_format.type", {"response_format": {"type": "grammar"}}),
     ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
     (
         "response_format.json_schema.schema",

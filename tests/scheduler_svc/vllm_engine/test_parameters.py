@@ -69,6 +69,12 @@ def test_every_field_arrives():
     )
 
 
+def test_a_structural_tag_arrives_as_it_is():
+    form = sampling_params(message(structural_tag='{"format": {}}')).structured_outputs
+    assert form is not None
+    assert form.structural_tag == '{"format": {}}'
+
+
 def test_a_temperature_of_0_is_greedy():
     assert sampling_params(message(temperature=0)).is_greedy
 
@@ -111,7 +117,6 @@ def test_a_prompt_is_truncated_from_the_left(num_kept, max_tokens, expected):
 @pytest.mark.parametrize(
     ("field", "params"),
     [
-        ("structural_tag", {"structural_tag": "{}"}),
         ("logprobs", {"logprobs": -1}),
         ("logprobs", {"logprobs": 6}),
         ("prompt_logprobs", {"prompt_logprobs": 6}),
