@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,6 +68,9 @@ class Client:
         self.num_left -= len(finished)
         if self.num_left == 0:
             self.done.set()
+
+    def put_suspicions(self, counts: Mapping[str, int]) -> None:
+        return
 
     def set_recovering(self, recovering: bool) -> None:
         return

@@ -85,6 +85,11 @@ class EngineClient:
         return self._stream is not None and not self._stream.is_draining
 
     @property
+    def is_recovering(self) -> bool:
+        """Whether it has no worker just now: what goes there waits."""
+        return self._stream is not None and self._stream.is_recovering
+
+    @property
     def num_requests(self) -> int:
         """Requests that the engine has from us, or is to have."""
         on_stream = 0 if self._stream is None else self._stream.num_requests
@@ -105,6 +110,17 @@ class EngineClient:
             self._stream.abort(request, reason)
 
     def on_draining(self) -> None:
+        self._on_change()
+
+    def on_recovering(self) -> None:
+        """Move what waits for a worker to engines that have one, as far as there are any."""
+        stream = self._stream
+        if stream is None:
+            return
+        if stream.is_recovering:
+            for request in stream.requests:
+                if self._rehome(self, request):
+                    stream.abort(request, AbortReason.MOVED)
         self._on_change()
 
     def take_back(self, request: LiveRequest) -> None:
@@ -166,7 +182,7 @@ class EngineClient:
         orphans, self._orphans = self._orphans, []
         for request in orphans:
             stream.add(request)
-        self._on_change()
+        self.on_recovering()
 
     def _on_lost(self, reason: str) -> None:
         if self._is_closed:

@@ -104,7 +104,10 @@ class EnginePool:
         twins = [
             client
             for client in self.ready
-            if client is not lost and client.info and client.info.engine_fingerprint == fingerprint
+            if client is not lost
+            and not client.is_recovering
+            and client.info
+            and client.info.engine_fingerprint == fingerprint
         ]
         if not twins:
             return False

@@ -51,6 +51,7 @@ _ABORT_REASONS = {
     AbortReason.CLIENT_GONE: common_pb2.ABORT_REASON_CLIENT_GONE,
     AbortReason.DEADLINE: common_pb2.ABORT_REASON_DEADLINE,
     AbortReason.SHUTDOWN: common_pb2.ABORT_REASON_SHUTDOWN,
+    AbortReason.MOVED: common_pb2.ABORT_REASON_MOVED,
 }
 _FINISH_REASONS: dict[int, FinishReason] = {
     common_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -96,6 +97,8 @@ class EngineStream:
         self._write_lock = asyncio.Lock()
         self._call: Any = None
         self.is_draining = False
+        self.is_recovering = False
+        """It has no worker: requests wait there."""
 
     async def open(
         self, identity: GatewayIdentity, generation: int, timeout_s: float
@@ -157,9 +160,14 @@ class EngineStream:
     def num_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def requests(self) -> list[LiveRequest]:
+        """What the engine has from us and has not ended, in the order of adding."""
+        return list(self._requests.values())
+
     def take_requests(self) -> list[LiveRequest]:
         """Return what the engine had and had not ended, in the order of adding, and forget it."""
-        requests = list(self._requests.values())
+        requests = self.requests
         self._requests.clear()
         self._handles.clear()
         return requests
@@ -253,8 +261,21 @@ class EngineStream:
             self._fail(error)
         if frame.HasField("outputs"):
             self._take_outputs(frame.outputs)
-        if frame.recovering:
+        self._take_suspicions(frame)
+        self._note_recovering(frame.recovering)
+
+    def _note_recovering(self, is_recovering: bool) -> None:
+        if is_recovering and not self.is_recovering:
             log.info("engine_recovering", num_requests=len(self._requests))
+        has_changed = is_recovering != self.is_recovering
+        self.is_recovering = is_recovering
+        if is_recovering or has_changed:
+            self._owner.on_recovering()
+
+    def _take_suspicions(self, frame: scheduler_pb2.EngineStreamResponse) -> None:
+        for handle, count in _rows(frame.suspected_handles, frame.suspicion_counts):
+            if (request := self._requests.get(handle)) is not None:
+                request.num_suspicions = count
 
     def _note_draining(self) -> None:
         if not self.is_draining:
@@ -360,6 +381,7 @@ def _add_message(handle: int, live: LiveRequest) -> scheduler_pb2.EngineAdd:
         deadline_ns=request.deadline_ns,
         cache_salt=request.cache_salt,
         resumed=live.is_admitted,
+        suspicions=live.num_suspicions,
         traceparent=request.traceparent,
     )
 

@@ -30,6 +30,7 @@ class AbortReason(Enum):
     CLIENT_GONE = "client_gone"
     DEADLINE = "deadline"
     SHUTDOWN = "shutdown"
+    MOVED = "moved"
 
 
 @dataclass(frozen=True, slots=True)

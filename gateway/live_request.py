@@ -37,6 +37,12 @@ class StreamOwner(Protocol):
     def on_draining(self) -> None:
         """Take note that the engine takes no more requests on this stream."""
 
+    def on_recovering(self) -> None:
+        """Take note that the engine has no worker, or has one again.
+
+        Comes with each frame while it has none: other engines come and go meanwhile.
+        """
+
     def take_back(self, request: LiveRequest) -> None:
         """Own a request again that the engine refused because it is going away."""
 
@@ -108,6 +114,8 @@ class LiveRequest:
         self.num_delivered_tokens = 0
         self.num_delivered_chars = 0
         self.num_cached_tokens: int | None = None
+        self.num_suspicions = 0
+        """Steps that went wrong with it since its last token, on whatever engine."""
         self.waiting_logprobs: list[LogprobRow] = []
         """Of the tokens that are not delivered yet, where asked for."""
         self.waiting_prompt_logprobs: list[LogprobRow] | None = None
@@ -143,6 +151,7 @@ class LiveRequest:
                 return False
             self.waiting_logprobs += logprobs
         self.output_token_ids += token_ids
+        self.num_suspicions = 0
         return True
 
     def deliver(self, text: str, token_offset: int, spelling: Spelling = NOTHING_SPELLED) -> None:

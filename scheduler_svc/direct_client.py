@@ -7,7 +7,7 @@ bounded by the request's own length. The request ends when `stream` does, howeve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagewire.kit.errors import PagewireError
@@ -122,6 +122,9 @@ class DirectClient:
 
     def put_admitted(self, request_id: str) -> None:
         """Nothing to say: the first token says it."""
+
+    def put_suspicions(self, counts: Mapping[str, int]) -> None:
+        """Nothing to say: the request stays here."""
 
     def set_recovering(self, recovering: bool) -> None:
         """Nothing to say: the stream pauses and goes on."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
 
@@ -43,15 +43,17 @@ from scheduler_svc.output import (
 from scheduler_svc.pause import PauseMode, PauseState
 from scheduler_svc.quiet_waiter import QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
-from scheduler_svc.scheduler import ABORTED, FAILED, Scheduler
+from scheduler_svc.scheduler import ABORTED, Scheduler
 from scheduler_svc.sleep import EngineSleep
 from scheduler_svc.step_pipeline import StepPipeline
 from scheduler_svc.stop import FinishReason, Stop
+from scheduler_svc.suspicion import final
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 # Enough for any wait; two to the power of thousands is no float.
 _MAX_DOUBLINGS = 16
+SUSPECTED = Stop(FinishReason.ERROR, error_reason="REQUEST_SUSPECTED")
 SUSPECTED_MESSAGE = "workers failed again and again on this request"
 
 log = get_logger("scheduler_svc.engine_core")
@@ -324,9 +326,15 @@ class EngineCore:
             if sink is not None:
                 sink.put_outputs(client_outputs, timings)
 
-    def suspect(self, request_ids: Sequence[str]) -> None:
-        scheduler = self._require_scheduler()
-        self._put_finished(self._end_requests(scheduler, request_ids, FAILED, SUSPECTED_MESSAGE))
+    def suspect(self, counts: Mapping[str, int]) -> None:
+        for sink in list(self._sinks.values()):
+            sink.put_suspicions(counts)
+        if request_ids := final(counts):
+            log.error("requests_suspected", request_ids=request_ids)
+            ended = self._end_requests(
+                self._require_scheduler(), request_ids, SUSPECTED, SUSPECTED_MESSAGE
+            )
+            self._put_finished(ended)
         self.note_idle()
 
     def fail_grammar(self, request_id: str, error: GrammarError) -> None:

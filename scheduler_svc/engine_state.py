@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -30,6 +30,13 @@ class OutputSink(Protocol):
 
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
         """Take requests that were ended from outside a step."""
+
+    def put_suspicions(self, counts: Mapping[str, int]) -> None:
+        """Note how often requests have been suspected of what went wrong with a step.
+
+        Args:
+            counts: By id; some may be other clients'.
+        """
 
     def set_recovering(self, recovering: bool) -> None:
         """Note that the worker is lost, or back."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagewire.kit.errors import (
@@ -205,6 +205,14 @@ class GatewaySession:
                 self._put_error(handle, end.error(), is_admitted=is_admitted)
             else:
                 self._outputs.add_finished(handle, end)
+        self._touch()
+
+    def put_suspicions(self, counts: Mapping[str, int]) -> None:
+        for request_id, count in counts.items():
+            handle = self._handles.get(request_id)
+            if handle is not None:
+                self._frame.suspected_handles.append(handle)
+                self._frame.suspicion_counts.append(count)
         self._touch()
 
     def set_recovering(self, recovering: bool) -> None:

@@ -216,14 +216,14 @@ class Scheduler:
         self._live.suspects.clear_passed(output.requests)
         return outputs
 
-    def suspect_steps(self, outputs: Iterable[SchedulerOutput]) -> list[str]:
+    def suspect_steps(self, outputs: Iterable[SchedulerOutput]) -> dict[str, int]:
         """Suspect the requests of steps that the worker died of, or that failed as a whole.
 
         Args:
             outputs: Those that ran at the same time; a request of several is suspected once.
 
         Returns:
-            Ids of requests that were suspected too often and are to be ended.
+            How often each of the requests has been suspected by now.
         """
         requests = {request.request_id: request for o in outputs for request in o.requests}
         return self._live.suspects.suspect(requests.values())

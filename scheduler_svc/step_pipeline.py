@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -47,8 +47,12 @@ class StepOwner(Protocol):
     def put_outputs(self, outputs: Mapping[int, EngineCoreOutputs], timings: StepTimings) -> None:
         """Take what a step gave, by client, before the next step's masks are made."""
 
-    def suspect(self, request_ids: Sequence[str]) -> None:
-        """End requests on which workers failed again and again."""
+    def suspect(self, counts: Mapping[str, int]) -> None:
+        """End requests on which workers failed again and again.
+
+        Args:
+            counts: How often each request of the failed steps has been suspected by now.
+        """
 
     def fail_grammar(self, request_id: str, error: GrammarError) -> None:
         """End a request whose masks could not be made."""
@@ -255,7 +259,4 @@ class StepPipeline:
         log.error(
             "step_failed", step=running[0].step, reason=reason, in_a_row=self.num_failed_steps
         )
-        ids = scheduler.suspect_steps(running)
-        if ids:
-            log.error("requests_suspected", request_ids=ids)
-            self._owner.suspect(ids)
+        self._owner.suspect(scheduler.suspect_steps(running))

@@ -8,12 +8,17 @@ one doesn't. Owned by `scheduler`; it knows no worker and no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scheduler_svc.request import Request
 
 ALONE = 2
 FINAL = 3
+
+
+def final(counts: Mapping[str, int]) -> list[str]:
+    """Ids of requests that are to be ended."""
+    return [request_id for request_id, count in counts.items() if count >= FINAL]
 
 
 class Suspects:
@@ -33,21 +38,19 @@ class Suspects:
             self._num_suspicions[request.request_id] = num_suspicions
             self._num_tokens[request.request_id] = request.num_tokens
 
-    def suspect(self, requests: Iterable[Request]) -> list[str]:
+    def suspect(self, requests: Iterable[Request]) -> dict[str, int]:
         """Count one suspicion for each live request of a step that went wrong.
 
         Returns:
-            Ids of those that were suspected `FINAL` times.
+            How often each of them has been suspected by now.
         """
-        final = []
+        counts = {}
         for request in requests:
-            if request.status.is_finished:
-                continue
-            count = self._num_suspicions.get(request.request_id, 0) + 1
-            self.add(request, count)
-            if count >= FINAL:
-                final.append(request.request_id)
-        return final
+            if not request.status.is_finished:
+                count = self._num_suspicions.get(request.request_id, 0) + 1
+                self.add(request, count)
+                counts[request.request_id] = count
+        return counts
 
     def clear_passed(self, requests: Iterable[Request]) -> None:
         """Acquit those that a step which went well brought past their token."""

@@ -79,6 +79,8 @@ class _AbortReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AbortReas
     """An operator ended it."""
     ABORT_REASON_SHUTDOWN: _AbortReason.ValueType  # 5
     """The gateway is shutting down."""
+    ABORT_REASON_MOVED: _AbortReason.ValueType  # 6
+    """It goes on on another engine, since this one has no worker."""
 
 class AbortReason(_AbortReason, metaclass=_AbortReasonEnumTypeWrapper):
     """Why a gateway ends a request before the engine does."""
@@ -95,6 +97,8 @@ ABORT_REASON_ADMIN: AbortReason.ValueType  # 4
 """An operator ended it."""
 ABORT_REASON_SHUTDOWN: AbortReason.ValueType  # 5
 """The gateway is shutting down."""
+ABORT_REASON_MOVED: AbortReason.ValueType  # 6
+"""It goes on on another engine, since this one has no worker."""
 Global___AbortReason: _TypeAlias = AbortReason  # noqa: Y015
 
 @_typing.final

@@ -233,7 +233,7 @@ class EngineAdd(_message.Message):
     resumed: _builtins.bool
     """It was admitted before: it passes the queue limits and goes before new requests."""
     suspicions: _builtins.int
-    """How many steps it was part of when their worker died."""
+    """How many steps it was part of when their worker died, since its last token."""
     traceparent: _builtins.str
     """W3C trace context of the request; empty: none."""
     @_builtins.property
@@ -284,6 +284,8 @@ class EngineStreamResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     RECOVERING_FIELD_NUMBER: _builtins.int
+    SUSPECTED_HANDLES_FIELD_NUMBER: _builtins.int
+    SUSPICION_COUNTS_FIELD_NUMBER: _builtins.int
     frame: _builtins.int
     """Counts up from 1 within the stream."""
     recovering: _builtins.bool
@@ -312,6 +314,14 @@ class EngineStreamResponse(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> _common_pb2.Heartbeat: ...
+    @_builtins.property
+    def suspected_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Columns: requests that were part of a step whose worker died or that failed, and how often by now. A token after
+        those that they had clears them. The next engine of such a request must be told.
+        """
+
+    @_builtins.property
+    def suspicion_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -324,10 +334,12 @@ class EngineStreamResponse(_message.Message):
         draining: Global___DrainNotice | None = ...,
         heartbeat: _common_pb2.Heartbeat | None = ...,
         recovering: _builtins.bool = ...,
+        suspected_handles: _abc.Iterable[_builtins.int] | None = ...,
+        suspicion_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "draining", b"draining", "heartbeat", b"heartbeat", "outputs", b"outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "admitted_handles", b"admitted_handles", "draining", b"draining", "errors", b"errors", "frame", b"frame", "heartbeat", b"heartbeat", "outputs", b"outputs", "recovering", b"recovering", "refusals", b"refusals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "admitted_handles", b"admitted_handles", "draining", b"draining", "errors", b"errors", "frame", b"frame", "heartbeat", b"heartbeat", "outputs", b"outputs", "recovering", b"recovering", "refusals", b"refusals", "suspected_handles", b"suspected_handles", "suspicion_counts", b"suspicion_counts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

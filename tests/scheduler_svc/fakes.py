@@ -200,6 +200,7 @@ class FakeClient:
         self.num_frames = 0
         self.admitted: list[str] = []
         self.recovering: list[bool] = []
+        self.suspicions: dict[str, int] = {}
         self.draining: list[float] = []
         self.error: PagewireError | None = None
         self._changed = asyncio.Event()
@@ -229,6 +230,9 @@ class FakeClient:
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
         self.finished |= {end.request_id: end for end in finished}
         self._changed.set()
+
+    def put_suspicions(self, counts: Mapping[str, int]) -> None:
+        self.suspicions |= counts
 
     def set_recovering(self, recovering: bool) -> None:
         self.recovering.append(recovering)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from scheduler_svc.suspicion import ALONE, FINAL, Suspects
+from scheduler_svc.suspicion import ALONE, FINAL, Suspects, final
 from tests.scheduler_svc.factories import make_core_request, make_request, make_scheduler
 
 
 def test_the_third_suspicion_is_final() -> None:
     suspects, request = Suspects(), make_request()
     verdicts = [suspects.suspect([request]) for _ in range(FINAL)]
-    assert verdicts == [[], [], [request.request_id]]
+    assert verdicts == [{request.request_id: count} for count in (1, 2, 3)]
+    assert [final(verdict) for verdict in verdicts] == [[], [], [request.request_id]]
 
 
 def test_a_request_that_gets_past_its_token_is_acquitted() -> None:
@@ -36,7 +37,7 @@ def test_requests_of_two_lost_steps_run_one_by_one_until_they_are_acquitted() ->
     for _ in range(2):
         output = scheduler.schedule(0.0)
         assert len(output.requests) == 3
-        assert scheduler.suspect_steps([output]) == []
+        assert final(scheduler.suspect_steps([output])) == []
         scheduler.forget_worker()
     assert len(scheduler.schedule(0.0).requests) == 1
     scheduler.check_integrity()
@@ -45,4 +46,4 @@ def test_requests_of_two_lost_steps_run_one_by_one_until_they_are_acquitted() ->
 def test_suspicions_of_another_engine_count() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_core_request(request_id="poison", num_suspicions=FINAL - 1), 0.0)
-    assert scheduler.suspect_steps([scheduler.schedule(0.0)]) == ["poison"]
+    assert final(scheduler.suspect_steps([scheduler.schedule(0.0)])) == ["poison"]
