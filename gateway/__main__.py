@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from gateway.config import GatewayConfig
-from gateway.server import serve
-from pagewire.kit.config import load_config
-from pagewire.kit.server import run
+from pagewire.kit.first_signals import end_on_sigterm
 
 
 def main() -> int:
+    end_on_sigterm()
+    from gateway.config import GatewayConfig
+    from gateway.server import serve
+    from pagewire.kit.config import load_config
+    from pagewire.kit.server import run
+
     return run(lambda: serve(load_config(GatewayConfig, prog="python -m gateway")))
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from pagewire.kit.config import load_config
-from pagewire.kit.server import run
-from worker_svc.config import WorkerConfig
-from worker_svc.server import serve
+from pagewire.kit.first_signals import end_on_sigterm
 
 
 def main() -> int:
+    end_on_sigterm()
+    from pagewire.kit.config import load_config
+    from pagewire.kit.server import run
+    from worker_svc.config import WorkerConfig
+    from worker_svc.server import serve
+
     return run(lambda: serve(load_config(WorkerConfig, prog="python -m worker_svc")))
 
 

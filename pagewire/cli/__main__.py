@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagewire import __version__
+from pagewire.kit.first_signals import end_on_sigterm
 
 EXIT_INTERRUPTED = 130
 
@@ -46,6 +47,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit code."""
+    end_on_sigterm()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
