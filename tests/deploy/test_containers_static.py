@@ -1,0 +1,187 @@
+"""deploy/Dockerfile, .dockerignore and compose.yaml, without an engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagewire.cli.healthcheck import HealthcheckConfig
+from pagewire.kit.config import load_config
+from tests.deploy.container_engine import ROOT, compose_command, run
+from tests.deploy.dockerfile import Stage, read_dockerfile, with_bases
+
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+HEADER, STAGES = read_dockerfile(DOCKERFILE)
+FOLDERS = {
+    "gateway": ["gateway"],
+    "tokenizer": ["tokenizer_svc"],
+    "scheduler": ["scheduler_svc"],
+    "worker-sim": ["worker_svc"],
+    "worker": ["worker_svc"],
+    "all": ["gateway", "tokenizer_svc", "scheduler_svc", "worker_svc"],
+}
+SERVICES = {"gateway", "scheduler", "worker", "tokenizer", "worker-gpu"}
+# What builders without BuildKit refuse, or take for something else.
+BUILDKIT_ONLY = [
+    r"^#\s*syntax\s*=",
+    r"^RUN\s+--",
+    r"^(COPY|ADD)\s+.*--(link|chmod|parents|exclude|checksum)\b",
+    r"<<-?[\"']?\w",
+    r"--start-interval",
+    r"^FROM\s+--platform=\$(BUILD|TARGET)PLATFORM",
+    r"\$\{?(TARGET|BUILD)(PLATFORM|ARCH|OS)\b",
+]
+
+
+@pytest.mark.parametrize("pattern", BUILDKIT_ONLY)
+def test_no_builder_is_left_out(pattern: str) -> None:
+    assert re.findall(pattern, DOCKERFILE.read_text(), re.MULTILINE) == []
+
+
+def test_every_build_argument_has_a_default_that_works() -> None:
+    arguments = {each.text.partition("=")[0] for each in HEADER}
+    assert arguments == {"PYTHON_IMAGE", "COMPILER_IMAGE"}
+    for stage in STAGES.values():
+        assert all("=" in argument.text for argument in stage.all("ARG")), stage.name
+        used = re.findall(r"\$\{(\w+)\}", stage.base)
+        assert set(used) <= arguments
+
+
+@pytest.mark.parametrize("target", FOLDERS)
+def test_an_image_has_its_own_folders(target: str) -> None:
+    copied = {
+        each.text.split()[0].rstrip("/")
+        for each in STAGES[f"{target}-build"].all("COPY")
+        if "--from" not in each.text
+    }
+    assert copied == {"pagewire", *FOLDERS[target]}
+
+
+@pytest.mark.parametrize("target", FOLDERS)
+def test_an_image_needs_neither_root_nor_shell(target: str) -> None:
+    instructions = with_bases(STAGES[target], STAGES)
+    last = {each.keyword: each for each in instructions}
+    assert last["USER"].text == "10001:10001"
+    assert last["STOPSIGNAL"].text == "SIGTERM"
+    assert last["ENTRYPOINT"].exec_form()
+    labels = " ".join(each.text for each in instructions if each.keyword == "LABEL")
+    for name in ("title", "description", "version", "revision", "licenses", "vendor"):
+        assert f"org.opencontainers.image.{name}=" in labels
+
+
+@pytest.mark.parametrize("target", FOLDERS)
+def test_a_health_check_asks_a_port_of_its_image(target: str) -> None:
+    stage = STAGES[target]
+    (check,) = stage.all("HEALTHCHECK")
+    command = check.exec_form()
+    assert command is not None and command[:2] == ["pagewire", "healthcheck"]
+    config = load_config(HealthcheckConfig, prog="test", argv=command[2:], env={})
+    assert config.target.rpartition(":")[2] in _exposed(stage)
+    service = "gateway" if target == "all" else target.removesuffix("-sim")
+    assert config.service == service
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert any(
+        each.text == f"VERSION={project['version']}" for each in STAGES["runtime"].all("ARG")
+    )
+
+
+def test_builds_get_what_they_copy_and_little_else() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    let_through = {line[1:] for line in lines if line.startswith("!")}
+    copied = {
+        Path(source.replace("${WHEELS}", "deploy/wheels"))
+        for stage in STAGES.values()
+        for each in stage.all("COPY")
+        if "--from" not in each.text
+        for source in each.text.split()[:-1]
+    }
+    assert all(any(_is_in(path, Path(name)) for name in let_through) for path in copied)
+    assert all(any(_is_in(path, Path(name)) for path in copied) for name in let_through)
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    """The services of compose.yaml, as Compose understands them, those of all profiles."""
+    file = f"--file={ROOT / 'compose.yaml'}"
+    profiles = ["--profile", "*"]
+    done = run([*compose_command(), file, *profiles, "config", "--format=json"], cwd=ROOT)
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
+    return found
+
+
+def test_compose_has_the_four_services(services: dict[str, dict[str, Any]]) -> None:
+    assert set(services) == SERVICES
+    for name, service in services.items():
+        assert service["build"]["target"] in STAGES, name
+        given = set(service["build"].get("args", {}))
+        known = {each.text.partition("=")[0] for s in STAGES.values() for each in s.all("ARG")}
+        assert given <= known, name
+
+
+def test_services_may_do_little_and_come_back(services: dict[str, dict[str, Any]]) -> None:
+    for name, service in services.items():
+        assert service["read_only"] and service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] == "unless-stopped" and service["tmpfs"], name
+
+
+def test_services_have_more_time_to_end_than_they_take_to_drain(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    for name, service in services.items():
+        grace_s = float(service["stop_grace_period"].removesuffix("s"))
+        drain_s = float(service["environment"]["PAGEWIRE_DRAIN_TIMEOUT"])
+        assert grace_s > drain_s + 5, name
+
+
+def test_the_front_drains_before_the_rear(services: dict[str, dict[str, Any]]) -> None:
+    order = {name: set(service.get("depends_on", {})) for name, service in services.items()}
+    assert order["gateway"] == {"scheduler", "tokenizer"}
+    assert order["scheduler"] == {"worker", "tokenizer"}
+    for name in ("gateway", "scheduler"):
+        conditions = {each["condition"] for each in services[name]["depends_on"].values()}
+        assert conditions == {"service_healthy"}
+
+
+def test_only_the_gateway_is_published_and_only_on_this_machine(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    published = {name: service.get("ports", []) for name, service in services.items()}
+    assert [name for name, ports in published.items() if ports] == ["gateway"]
+    assert {port["host_ip"] for port in published["gateway"]} == {"127.0.0.1"}
+
+
+def test_names_in_addresses_are_those_of_services(services: dict[str, dict[str, Any]]) -> None:
+    addresses = re.findall(r"dns:///([\w-]+):(\d+)", json.dumps(services))
+    assert addresses
+    for name, port in addresses:
+        assert port in _exposed(STAGES[name]), name
+
+
+def test_the_device_is_asked_for_by_its_own_profile_only(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    by_profile = {name: service.get("profiles", []) for name, service in services.items()}
+    assert {name for name, profiles in by_profile.items() if profiles} == {"worker-gpu"}
+    worker = services["worker-gpu"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
+    assert worker["networks"]["default"]["aliases"] == ["worker"]
+    assert "deploy" not in services["worker"]
+
+
+def _exposed(stage: Stage) -> list[str]:
+    return [port for each in stage.all("EXPOSE") for port in each.text.split()]
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    return path == folder or folder in path.parents
