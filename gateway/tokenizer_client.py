@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -34,6 +34,7 @@ log = get_logger("gateway.tokenizer_client")
 R = TypeVar("R")
 
 Stub: TypeAlias = "tokenizer_pb2_grpc.TokenizerServiceAsyncStub"
+UnaryCall: TypeAlias = "grpc.aio.UnaryUnaryCall[Any, R]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,12 @@ class TokenizerClient:
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._on_change = on_change
-        self._stub: Stub | None = None
+        self._connection: _Connection | None = None
         self._connected = asyncio.Event()
 
     @property
     def is_ready(self) -> bool:
-        return self._stub is not None
+        return self._connection is not None
 
     async def encode(
         self, texts: Sequence[str], add_special_tokens: bool = True
@@ -155,14 +156,15 @@ class TokenizerClient:
             info.tool_call_format,
         )
         self._detokenizer.restart(info.fingerprint)
-        self._stub = stub
+        connection = self._connection = _Connection(stub)
         self._connected.set()
         self._on_change()
         try:
             await DetokenizerStream(stub, self._detokenizer).run()
         finally:
-            self._stub = None
+            self._connection = None
             self._connected.clear()
+            connection.lose()
 
     def _on_lost(self, target: str, reason: str) -> None:
         if self.info is not None:
@@ -171,31 +173,36 @@ class TokenizerClient:
         self._detokenizer.on_lost()
         self._on_change()
 
-    async def _call(self, call: Callable[[Stub, float], Awaitable[R]]) -> R:
+    async def _call(self, call: Callable[[Stub, float], UnaryCall[R]]) -> R:
         """Make a unary call, again after a loss, as long as a reconnect may well take.
 
+        A tokenizer that is stopped answers nothing and refuses nothing: its stream tells that it is
+        lost, and the call goes on at the next one, within the time of the call.
+
         Raises:
-            PagewireError: What the tokenizer answered, or that it cannot be reached in time.
+            PagewireError: What the tokenizer answered, or that none can be reached in time.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timeout_s
-        patience_s = loop.time() + min(self._connect_timeout_s, self._timeout_s)
+        patience_s = loop.time() + self._connect_timeout_s
         while True:
-            stub = await self._wait_for_stub(patience_s)
+            connection = await self._wait_connected(min(patience_s, deadline_s))
             left_s = max(deadline_s - loop.time(), 0.001)
             try:
-                return await call(stub, left_s)
+                return await connection.run(call(connection.stub, left_s))
+            except StreamLostError:
+                patience_s = loop.time() + self._connect_timeout_s
             except grpc.aio.AioRpcError as exc:
                 error: PagewireError = from_rpc_error(exc)
                 if not isinstance(error, ServiceUnavailableError) or loop.time() >= patience_s:
                     raise error from exc
                 log.info("tokenizer_call_failed", details=exc.details())
-            await asyncio.sleep(_RETRY_WAIT_S)  # the stream's loss is noticed meanwhile
+                await asyncio.sleep(_RETRY_WAIT_S)  # the stream's loss is noticed meanwhile
 
-    async def _wait_for_stub(self, deadline_s: float) -> Stub:
+    async def _wait_connected(self, deadline_s: float) -> _Connection:
         try:
             async with asyncio.timeout_at(deadline_s):
-                while (stub := self._stub) is None:
+                while (connection := self._connection) is None:
                     await self._connected.wait()
         except TimeoutError:
             raise ServiceUnavailableError(
@@ -203,7 +210,38 @@ class TokenizerClient:
                 reason="TOKENIZER_UNAVAILABLE",
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
-        return stub
+        return connection
+
+
+class _Connection:
+    """A tokenizer while its stream lives, and the unary calls that it has to answer."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.stub = stub
+        self._calls: set[UnaryCall[Any]] = set()
+
+    async def run(self, call: UnaryCall[R]) -> R:
+        """Await a call.
+
+        Raises:
+            StreamLostError: The tokenizer is lost.
+            grpc.aio.AioRpcError: The call failed.
+        """
+        self._calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise StreamLostError("the tokenizer is lost") from None
+        finally:
+            self._calls.discard(call)
+
+    def lose(self) -> None:
+        """End the calls that wait for an answer."""
+        for call in list(self._calls):
+            call.cancel()
 
 
 _RETRY_WAIT_S = 0.1

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -17,10 +18,14 @@ from pagewire import wire
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import from_rpc_error
+from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tasks import cancel_and_wait
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.execute_stream import ExecuteStream
 from scheduler_svc.executor import KvCachePlan, WorkerUnavailableError
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 5.0
@@ -140,7 +145,7 @@ class WorkerClaim:
             )
         )
         try:
-            result = await self._read_result(call, on_rendezvous)
+            result = await self._while_alive(self._read_result(call, on_rendezvous))
         except grpc.aio.AioRpcError as error:
             raise unavailable_or_fatal(error) from error
         finally:
@@ -166,15 +171,7 @@ class WorkerClaim:
             PagewireError: It does not fit.
         """
         try:
-            await self._stub.AllocateKvCache(
-                worker_pb2.AllocateKvCacheRequest(
-                    lease=self._lease,
-                    num_blocks=plan.num_blocks,
-                    block_size=plan.block_size,
-                    max_model_len=plan.max_model_len,
-                ),
-                timeout=ALLOCATE_TIMEOUT_S,
-            )
+            await self._while_alive(self._allocate(plan))
             self.stream = await ExecuteStream.open(
                 self._stub, self._lease, on_lost, plan.num_groups, self._seat.group_generation
             )
@@ -207,6 +204,45 @@ class WorkerClaim:
         if self.stream is not None:
             await self.stream.close()
         await self._channel.close()
+
+    async def _allocate(self, plan: KvCachePlan) -> None:
+        await self._stub.AllocateKvCache(
+            worker_pb2.AllocateKvCacheRequest(
+                lease=self._lease,
+                num_blocks=plan.num_blocks,
+                block_size=plan.block_size,
+                max_model_len=plan.max_model_len,
+            ),
+            timeout=ALLOCATE_TIMEOUT_S,
+        )
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what may take long; a worker that stops answering meanwhile is lost.
+
+        There is no Execute stream yet, whose heartbeats would tell.
+
+        Raises:
+            WorkerUnavailableError: It is silent.
+        """
+        working = asyncio.create_task(work, name="worker-claim")
+        watching = asyncio.create_task(self._watch(), name="worker-claim-watch")
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                watching.result()  # raises
+            return await working
+        finally:
+            await cancel_and_wait(*(task for task in (working, watching) if not task.done()))
+
+    async def _watch(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            try:
+                await self._stub.GetStatus(
+                    worker_pb2.GetStatusRequest(), timeout=HEARTBEAT_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as error:
+                raise WorkerUnavailableError("silent while it was claimed") from error
 
     async def _read_result(
         self,

@@ -36,11 +36,13 @@ def expected_output(prompt_token_ids: Sequence[int], num_tokens: int) -> list[in
 class _Stream:
     """One gateway's stream: what runs by handle (the add, the output so far), one writer a time."""
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, owner: FakeScheduler, context: Any) -> None:
         self.context, self._lock, self.added = context, asyncio.Lock(), asyncio.Event()
+        self._owner = owner
         self.running: dict[int, tuple[Any, list[int]]] = {}
 
     async def write(self, frame: Any) -> None:
+        frame.recovering = self._owner.is_recovering
         async with self._lock:
             await self.context.write(frame)
 
@@ -62,7 +64,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.opens, self.adds, self.aborts = list[Any](), list[Any](), list[tuple[str, int]]()
         self.refusal: Any = None
         self.script = ""
-        self.ignores_adds = False
+        self.ignores_adds = self.is_recovering = False
+        self._streams: set[_Stream] = set()
         self.num_open = self.num_closed_cleanly = self.num_finished = 0
         self.frames_left: int | None = None
         self.go_on, self._lost, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -88,6 +91,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._lost.set()
         self._lost = asyncio.Event()
 
+    async def tell(self, suspicions: int = 0) -> None:
+        """Tell gateways whether it recovers, and so many suspicions of all that runs."""
+        for stream in self._streams:
+            handles = list(stream.running) if suspicions else []
+            counts = [suspicions] * len(handles)
+            frame = scheduler_pb2.EngineStreamResponse(
+                suspected_handles=handles, suspicion_counts=counts
+            )
+            await stream.write(frame)
+
     async def until(self, condition: Any) -> None:
         """Wait until something that was seen makes `condition()` true."""
         async with asyncio.timeout(20):
@@ -98,14 +111,16 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return self.info
 
     async def EngineStream(self, request_iterator: Any, context: Any) -> None:
-        stream = _Stream(context)
+        stream = _Stream(self, context)
         parts = (self._read(stream), self._pump(stream), self._lost.wait())
         tasks = [asyncio.ensure_future(part) for part in parts]
         self.num_open += 1
+        self._streams.add(stream)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.num_open -= 1
+            self._streams.discard(stream)
             self._notify()
             for task in tasks:
                 task.cancel()

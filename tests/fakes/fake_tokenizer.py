@@ -79,6 +79,9 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, fingerprint: str = FINGERPRINT, listen: str = "127.0.0.1:0") -> None:
         self.fingerprint, self.requests, self.num_streams = fingerprint, list[Any](), 0
         self.chat_error: Exception | None = None
+        self.is_stuck = False
+        """Texts that come to be encoded get no answer."""
+        self.got_request = asyncio.Event()
         self._lost = asyncio.Event()
         self._server = ServiceServer(
             ServerConfig(listen=listen),
@@ -114,6 +117,9 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
 
     async def Encode(self, request: Any, context: Any) -> Any:
         self.requests.append(request)
+        self.got_request.set()
+        if self.is_stuck:
+            await asyncio.Event().wait()
         if any(len(text.encode()) > MAX_PROMPT_BYTES for text in request.texts):
             raise InvalidRequestError("the text is too long", field="texts")
         special = request.add_special_tokens or not request.HasField("add_special_tokens")

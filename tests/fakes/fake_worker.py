@@ -75,6 +75,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             await abort_with(context, self.refusal)
         self.num_initialized += 1
         self.seats.append(request)
+        if self.is_silent:
+            await asyncio.Event().wait()
         if request.world_size > 1 and request.rank == 0:
             opened = worker_pb2.RendezvousOpened(rendezvous=f"host:1/key{self.num_initialized}")
             yield worker_pb2.InitializeResponse(rendezvous=opened)
@@ -102,6 +104,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     async def GetStatus(
         self, request: worker_pb2.GetStatusRequest, context: Context
     ) -> worker_pb2.GetStatusResponse:
+        if self.is_silent:
+            await asyncio.Event().wait()
         return worker_pb2.GetStatusResponse(lease_holder=self.holder)
 
     async def AllocateKvCache(

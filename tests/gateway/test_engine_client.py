@@ -15,9 +15,10 @@ from gateway.generation import AbortReason
 from gateway.live_request import LiveRequest
 from pagewire.kit.errors import ServiceUnavailableError
 from pagewire.kit.tasks import cancel_and_wait
+from pagewire.v1 import common_pb2
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import encode
-from tests.gateway.live import make_live
+from tests.gateway.live import add_tokens, make_live
 
 TIMEOUT_S = 20.0
 
@@ -27,15 +28,15 @@ class Client:
 
     def __init__(self, target: str, recovery_timeout_s: float, twin: list[LiveRequest] | None):
         self._changed = asyncio.Event()
-        self._twin = twin
+        self.twin = twin
         identity = GatewayIdentity("g", 1)
         settings = EngineSettings(identity, 5.0, recovery_timeout_s, use_model_defaults=False)
         self.client = EngineClient(target, settings, Mock(), self._changed.set, self._rehome)
 
     def _rehome(self, lost: EngineClient, request: LiveRequest) -> bool:
-        if self._twin is not None:
-            self._twin.append(request)
-        return self._twin is not None
+        if self.twin is not None:
+            self.twin.append(request)
+        return self.twin is not None
 
     async def until(self, condition: Callable[[EngineClient], bool]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -106,6 +107,60 @@ async def test_a_lost_request_goes_to_a_twin_where_there_is_one() -> None:
         scheduler.lose_streams()
         await running.until(lambda client: bool(twin))
         assert (twin, running.client.num_requests) == ([request], 0)
+
+
+async def test_a_request_leaves_an_engine_without_a_worker_for_a_twin() -> None:
+    twin: list[LiveRequest] = []
+    async with FakeScheduler() as scheduler, run_client(scheduler, twin=twin) as running:
+        scheduler.go_on.clear()
+        request = live_request()
+        running.client.add(request)
+        await scheduler.until(lambda: scheduler.adds)
+        scheduler.is_recovering = True
+        await scheduler.tell()
+        moved = (request.request.request_id, common_pb2.ABORT_REASON_MOVED)
+        await scheduler.until(lambda: scheduler.aborts == [moved])
+        assert (twin, running.client.num_requests) == ([request], 0)
+        assert running.client.is_recovering
+
+
+async def test_a_request_stays_where_no_twin_is_until_there_is_one() -> None:
+    async with FakeScheduler() as scheduler, run_client(scheduler) as running:
+        scheduler.go_on.clear()
+        request = live_request()
+        running.client.add(request)
+        await scheduler.until(lambda: scheduler.adds)
+        scheduler.is_recovering = True
+        await scheduler.tell()
+        await running.until(lambda client: client.is_recovering)
+        assert running.client.num_requests == 1
+        running.twin = []
+        await scheduler.tell()
+        await running.until(lambda client: client.num_requests == 0)
+        assert running.twin == [request]
+
+
+async def test_suspicions_go_with_a_request() -> None:
+    async with FakeScheduler() as scheduler, run_client(scheduler) as running:
+        scheduler.frames_left = 1
+        request = live_request()
+        running.client.add(request)
+        await scheduler.until(lambda: scheduler.frames_left == 0)
+        scheduler.is_recovering = True
+        await scheduler.tell(suspicions=2)
+        await running.until(lambda client: client.is_recovering)
+        scheduler.go_on.clear()
+        scheduler.frames_left = None
+        scheduler.lose_streams()
+        await scheduler.until(lambda: len(scheduler.adds) == 2)
+        assert scheduler.adds[1].suspicions == 2
+
+
+async def test_a_token_clears_suspicions() -> None:
+    request = live_request()
+    request.num_suspicions = 2
+    add_tokens(request, 5)
+    assert request.num_suspicions == 0
 
 
 async def test_another_model_ends_what_was_lost() -> None:

@@ -224,6 +224,20 @@ async def test_a_tokenizer_that_stays_away_ends_requests_in_time(
         await gateway.scheduler.until(lambda: gateway.scheduler.aborts)
 
 
+async def test_a_call_that_a_lost_tokenizer_never_answers_goes_to_the_next(
+    run_gateway: GatewayFactory,
+) -> None:
+    async with FakeTokenizer() as stuck, FakeTokenizer() as other:
+        stuck.is_stuck = True
+        async with run_gateway(tokenizers=(stuck.target, other.target)) as gateway:
+            question = inference_pb2.TokenizeRequest(text="hello")
+            call = asyncio.ensure_future(gateway.grpc.Tokenize(question))
+            await stuck.got_request.wait()
+            stuck.lose_streams()
+            answer = await call
+    assert list(answer.token_ids)[-5:] == list(b"hello")
+
+
 @pytest.mark.parametrize(
     ("stream", "method"),
     [(EngineStream, "_take_outputs"), (DetokenizerStream, "_take_answer")],

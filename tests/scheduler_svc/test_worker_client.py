@@ -207,6 +207,15 @@ async def test_a_silent_worker_is_lost(monkeypatch):
             await run_step(executor, scheduler.schedule(0.0))
 
 
+async def test_a_worker_that_falls_silent_while_it_loads_is_lost(monkeypatch):
+    monkeypatch.setattr(worker_claim, "HEARTBEAT_INTERVAL_S", 0.1)
+    monkeypatch.setattr(worker_claim, "HEARTBEAT_TIMEOUT_S", 0.2)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        worker.is_silent = True
+        with pytest.raises(WorkerUnavailableError, match="silent while it was claimed"):
+            await executor.initialize()
+
+
 async def test_a_worker_can_be_claimed_again_after_it_came_back():
     async with workers() as (worker,), executor_of(worker.address) as executor:
         await ready(executor)
