@@ -28,7 +28,6 @@ from gateway.tools.call_schema import (
     SchemaTooDeepError,
     arguments_schema,
     calls_schema,
-    structural_tag,
 )
 from gateway.tools.incremental import ToolParser
 from gateway.tools.json_calls import JsonCallsParser, NamedCallParser
@@ -111,22 +110,28 @@ class MessagePlanner:
                 )
             # Some models mark calls with special tokens.
             more: dict[str, Any] = {"skip_special_tokens": False}
-            if any(tool.strict for tool in message.tools):
-                more["structured_outputs"] = self._strict_form(message, shown_format)
+            form = self._form_of_calls(message, shown_format)
+            if form is not None:
+                more["structured_outputs"] = form
             return replace(request, sampling={**more, **request.sampling})
-        form = StructuredOutputs(json_schema=_forced_schema(message))
-        return replace(request, sampling={**request.sampling, "structured_outputs": form})
+        schema = StructuredOutputs(json_schema=_forced_schema(message))
+        return replace(request, sampling={**request.sampling, "structured_outputs": schema})
 
-    def _strict_form(self, message: MessageRequest, shown_format: str) -> StructuredOutputs:
-        """Return the form of text whose calls keep to the schemas of strict tools."""
-        tags = tool_format(self._config.tool_call_parser, shown_format).tags
-        if tags is None:
+    def _form_of_calls(
+        self, message: MessageRequest, shown_format: str
+    ) -> StructuredOutputs | None:
+        """Return the form of text whose calls are as the request demands; None: any will do."""
+        is_strict = any(tool.strict for tool in message.tools)
+        form = tool_format(self._config.tool_call_parser, shown_format).form
+        if form is not None and (is_strict or message.only_these):
+            return StructuredOutputs(structural_tag=json.dumps(form(message.tools)))
+        if is_strict:
             raise _invalid(
                 "tools",
                 "strict cannot be kept in this model's format of calls where the model chooses"
                 " (tool_choice auto): leave strict out, or use required or the name of a tool",
             )
-        return StructuredOutputs(structural_tag=json.dumps(structural_tag(message.tools, tags)))
+        return None
 
     def reader(
         self, request: GenerationRequest, shown_format: str, prompt_tail: str

@@ -19,6 +19,8 @@ class MessageRequest:
     tools: tuple[Tool, ...] = ()
     """Those that may be called: with NAMED, the one."""
     tool_choice: ToolChoice = ToolChoice.NONE
+    only_these: bool = False
+    """Whether a call of any other name must not come, as far as the format can force it."""
     parallel_tool_calls: bool = True
     """Whether there may be several calls in one message."""
     include_reasoning: bool = True

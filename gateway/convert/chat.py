@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gateway.convert.conversation import invalid, read_conversation, read_tools
 from gateway.convert.events import (
@@ -20,7 +21,7 @@ from gateway.live_generation import Generation
 from gateway.message_events import Content, Reasoning
 from gateway.message_parser import MessageEvent, MessageParser
 from gateway.message_request import MessageRequest, tools_of
-from gateway.tools.tool import ToolChoice
+from gateway.tools.tool import Tool, ToolChoice
 from pagewire.v1 import common_pb2, inference_pb2
 
 _MODES = {
@@ -77,6 +78,7 @@ class ChatEvents:
 def _message_request(message: inference_pb2.ChatRequest) -> MessageRequest:
     tools = read_tools(message.tools)
     names = [each["function"]["name"] for each in tools]
+    strict = {each.name for each in message.tools if each.strict}
     if len(set(names)) < len(names):
         raise invalid("tools", "have the same name twice")
     kind = message.tool_choice.WhichOneof("choice")
@@ -95,10 +97,14 @@ def _message_request(message: inference_pb2.ChatRequest) -> MessageRequest:
             raise invalid("tool_choice.mode", "REQUIRED needs tools to choose from")
     parallel = not message.HasField("parallel_tool_calls") or message.parallel_tool_calls
     return MessageRequest(
-        tools=() if choice is ToolChoice.NONE else tools_of(tools),
+        tools=() if choice is ToolChoice.NONE else _with_strict(tools, strict),
         tool_choice=choice,
         parallel_tool_calls=parallel,
     )
+
+
+def _with_strict(functions: Sequence[dict[str, Any]], strict: set[str]) -> tuple[Tool, ...]:
+    return tuple(replace(each, strict=each.name in strict) for each in tools_of(functions))
 
 
 def _fill_message(delta: inference_pb2.ChatDelta, events: Iterable[MessageEvent]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,17 @@ _MODES = {
     "auto": ToolChoice.AUTO,
     "required": ToolChoice.REQUIRED,
 }
+ALLOWED_TOOLS = "allowed_tools"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whether the model calls, and which tools it may."""
+
+    mode: ToolChoice
+    names: frozenset[str]
+    only_these: bool = False
+    """Whether others, which the body may have too, must not be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +54,16 @@ def read_tools(fields: Fields) -> ChatTools:
     parallel = fields.boolean("parallel_tool_calls", default=True)
     include_reasoning = fields.boolean("include_reasoning", default=True)
     functions = _read_functions(fields)
-    choice, name = _read_choice(fields, functions)
-    if choice is ToolChoice.NAMED:
-        callable_ = [each for each in functions if each["function"]["name"] == name]
-    else:
-        callable_ = functions
+    wanted = _read_choice(fields, functions)
+    callable_ = [each for each in functions if each["function"]["name"] in wanted.names]
     # Models that were shown tools call them, whatever they were told.
-    shown = [] if choice is ToolChoice.NONE else [_for_template(each) for each in functions]
+    shown = callable_ if wanted.only_these else functions
+    shown = [] if wanted.mode is ToolChoice.NONE else [_for_template(each) for each in shown]
     return ChatTools(
         MessageRequest(
-            tools=() if choice is ToolChoice.NONE else tools_of(callable_),
-            tool_choice=choice,
+            tools=tools_of(callable_),
+            tool_choice=wanted.mode,
+            only_these=wanted.only_these,
             parallel_tool_calls=parallel,
             include_reasoning=include_reasoning,
         ),
@@ -108,34 +118,86 @@ def _for_template(function: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": shown}
 
 
-def _read_choice(fields: Fields, functions: Sequence[dict[str, Any]]) -> tuple[ToolChoice, str]:
-    """Return the choice, and the name that it names."""
+def _read_choice(fields: Fields, functions: Sequence[dict[str, Any]]) -> Choice:
+    names = frozenset(each["function"]["name"] for each in functions)
     value = fields.get("tool_choice")
     if value is None:
-        return (ToolChoice.AUTO if functions else ToolChoice.NONE), ""
+        return Choice(ToolChoice.AUTO if functions else ToolChoice.NONE, names)
     if isinstance(value, str):
-        if value not in _MODES:
-            raise invalid("tool_choice", f"must be one of {', '.join(_MODES)}, or an object")
-        choice = _MODES[value]
+        choice = Choice(read_mode(value, "tool_choice"), names)
     else:
-        choice = ToolChoice.NAMED
-    if not functions and choice is not ToolChoice.NONE:
+        choice = Choice(ToolChoice.NAMED, names)
+    if choice.mode is ToolChoice.NONE:
+        return Choice(choice.mode, frozenset())
+    if not functions:
         raise invalid("tool_choice", "needs tools: give them, or leave it out")
-    return choice, _read_name(fields, functions) if choice is ToolChoice.NAMED else ""
+    return choice if isinstance(value, str) else _read_choice_object(fields, names)
 
 
-def _read_name(fields: Fields, functions: Sequence[dict[str, Any]]) -> str:
-    named = fields.object("tool_choice")
-    if named is None:
+def read_mode(value: str, path: str) -> ToolChoice:
+    """Return the choice that is named by one word.
+
+    Raises:
+        InvalidRequestError: There is no such choice.
+    """
+    if value not in _MODES:
+        raise invalid(path, f"must be one of {', '.join(_MODES)}, or an object")
+    return _MODES[value]
+
+
+def read_allowed(
+    allowed: Fields, names: frozenset[str], read_name: Callable[[Fields], str]
+) -> Choice:
+    """Return the choice of a mode and of some of the tools.
+
+    Args:
+        allowed: Has `mode` and `tools`.
+        names: Of all tools.
+        read_name: From one of `tools` to its name.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    mode = _MODES.get(allowed.required_text("mode"))
+    if mode not in (ToolChoice.AUTO, ToolChoice.REQUIRED):
+        raise invalid(allowed.path("mode"), "must be auto or required")
+    tools = allowed.array("tools")
+    if not tools or len(tools) > MAX_TOOLS:
+        raise invalid(allowed.path("tools"), f"must have 1 to {MAX_TOOLS} of tools")
+    chosen = set()
+    for index, tool in enumerate(tools):
+        here = f"{allowed.path('tools')}[{index}]"
+        if not isinstance(tool, dict):
+            raise wrong_type(here, tool, "an object")
+        name = read_name(Fields(tool, here))
+        if name not in names:
+            raise invalid(here, "must be one of tools")
+        chosen.add(name)
+    return Choice(mode, frozenset(chosen), only_these=True)
+
+
+def _read_choice_object(fields: Fields, names: frozenset[str]) -> Choice:
+    choice = fields.object("tool_choice")
+    if choice is None:
         raise invalid("tool_choice", f"must be one of {', '.join(_MODES)}, or an object")
+    if choice.get("type") == ALLOWED_TOOLS:
+        allowed = choice.object(ALLOWED_TOOLS)
+        if allowed is None:
+            raise invalid(choice.path(ALLOWED_TOOLS), "is required: give mode and tools")
+        return read_allowed(allowed, names, _read_name)
+    name = _read_name(choice)
+    if name not in names:
+        raise invalid(f"{choice.path('function')}.name", "must be the name of one of tools")
+    return Choice(ToolChoice.NAMED, frozenset((name,)))
+
+
+def _read_name(named: Fields) -> str:
+    """Return the name in `{"type": "function", "function": {"name": ...}}`."""
     _check_type(named)
     function = named.object("function")
     if function is None:
         raise invalid(named.path("function"), "is required: give the name of one of tools")
-    name = function.required_text("name")
-    if all(each["function"]["name"] != name for each in functions):
-        raise invalid(function.path("name"), "must be the name of one of tools")
-    return name
+    return function.required_text("name")
 
 
 def _check_type(value: Fields) -> None:
@@ -143,7 +205,7 @@ def _check_type(value: Fields) -> None:
     if kind != "function":
         path = value.path("type")
         raise InvalidRequestError(
-            f"{path}: {kind[:64]} is not supported; only function is",
+            f"{path}: {kind[:64]} is not supported here; only function is",
             reason="UNSUPPORTED_PARAMETER",
             field=path,
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.tools.tool import Tool
@@ -39,33 +37,6 @@ def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
             str(place): _moved(arguments_schema(tool), f"#/$defs/{place}")
             for place, tool in enumerate(tools)
         },
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class CallTags:
-    """How a format writes a call: trigger, `before_name`, the name as JSON, and so on."""
-
-    trigger: str
-    before_name: str
-    before_arguments: str
-    behind_arguments: str
-
-
-def structural_tag(tools: Sequence[Tool], tags: CallTags) -> dict[str, Any]:
-    """Return the form of text with calls in it, of which strict tools' keep to their schemas."""
-    return {
-        "type": "structural_tag",
-        "structures": [
-            {
-                "begin": f"{tags.trigger}{tags.before_name}{json.dumps(tool.name)}"
-                f"{tags.before_arguments}",
-                "schema": arguments_schema(tool) if tool.strict else {"type": "object"},
-                "end": tags.behind_arguments,
-            }
-            for tool in tools
-        ],
-        "triggers": [tags.trigger],
     }
 
 

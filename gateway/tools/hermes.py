@@ -9,8 +9,8 @@ Text may stand before, between and behind calls. The closing tag may be missing.
 
 from __future__ import annotations
 
-from gateway.tools.call_schema import CallTags
 from gateway.tools.incremental import IncrementalParser, any_name
+from gateway.tools.strict_forms import CallTags
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"

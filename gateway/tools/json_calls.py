@@ -12,8 +12,13 @@ from collections.abc import Sequence
 
 from gateway.message_events import CallArguments, CallStart, ToolEvent
 from gateway.tools.incremental import IncrementalParser, names
+from gateway.tools.strict_forms import LeadingCalls
 
 _FENCES = ("```json", "```")
+# A fence may begin a text, but not one that holds JSON.
+JSON_CALLS = LeadingCalls(
+    "arguments", True, r"[^\s\[{`]|\[[^\s{`]|`[^`]|``[^`]|```[^\s\[{j]|```\n[^\s\[{]"
+)
 
 
 class JsonCallsParser(IncrementalParser):

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.tools.incremental import IncrementalParser, names
+from gateway.tools.strict_forms import LeadingCalls
 
 TAG = "<|python_tag|>"
+LLAMA_JSON_CALLS = LeadingCalls("parameters", False, r"[^\s{<]|<[^|]", TAG)
 
 
 class LlamaJsonParser(IncrementalParser):

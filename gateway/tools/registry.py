@@ -9,13 +9,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.tools.call_schema import CallTags
 from gateway.tools.hermes import HERMES_TAGS, HermesParser
 from gateway.tools.incremental import ToolParser
-from gateway.tools.json_calls import JsonCallsParser
-from gateway.tools.llama_json import LlamaJsonParser
+from gateway.tools.json_calls import JSON_CALLS, JsonCallsParser
+from gateway.tools.llama_json import LLAMA_JSON_CALLS, LlamaJsonParser
 from gateway.tools.mistral import MistralParser, new_call_id
 from gateway.tools.pythonic import PythonicParser
+from gateway.tools.strict_forms import Form
+from gateway.tools.tool import Tool
 
 AUTO = "auto"
 """The format that the model's chat template shows."""
@@ -35,17 +36,18 @@ class ToolFormat:
     """From the tools' names to a parser of one output."""
     new_id: Callable[[], str] = _new_id
     """Makes the id of a call, as the model's template takes it back."""
-    tags: CallTags | None = None
-    """What stands around a call's arguments; None: nothing that can be told from other text."""
+    form: Callable[[Sequence[Tool]], Form] | None = None
+    """From tools to the form of text whose calls are calls of them; None: there is none, as calls
+    are no JSON, or begin with a special token, which no form has."""
 
 
-_HERMES = ToolFormat(lambda tools: HermesParser(), tags=HERMES_TAGS)
-_LLAMA_JSON = ToolFormat(LlamaJsonParser)
+_HERMES = ToolFormat(lambda tools: HermesParser(), form=HERMES_TAGS.form)
+_LLAMA_JSON = ToolFormat(LlamaJsonParser, form=LLAMA_JSON_CALLS.form)
 _PYTHONIC = ToolFormat(PythonicParser)
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": _HERMES,
-    "json": ToolFormat(JsonCallsParser),
+    "json": ToolFormat(JsonCallsParser, form=JSON_CALLS.form),
     "llama3_json": _LLAMA_JSON,
     "llama4_json": _LLAMA_JSON,
     "llama4_pythonic": _PYTHONIC,

@@ -201,7 +201,12 @@ def set_template(message: Any, given: Mapping[str, Any]) -> None:
     _set(message, given, _TEMPLATE)
     for tool in given.get("tools", ()):
         parameters = json.dumps(tool.parameters) if tool.parameters else ""
-        message.tools.add(name=tool.name, description=tool.description, parameters_json=parameters)
+        message.tools.add(
+            name=tool.name,
+            description=tool.description,
+            parameters_json=parameters,
+            strict=tool.strict,
+        )
     if (arguments := given.get("chat_template_kwargs")) is not None:
         message.template_arguments_json = json.dumps(arguments)
 

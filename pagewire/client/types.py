@@ -86,6 +86,9 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """A JSON schema of the arguments; empty: none."""
+    strict: bool = False
+    """Whether every call has to keep to the schema, also where the model chooses whether to call;
+    refused where its format of calls allows no such thing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,17 +88,24 @@ def test_strict_tools_have_a_form_where_the_format_marks_calls() -> None:
     planner = MessagePlanner(MessageConfig())
     form = planner.prepare(strict, "hermes").sampling["structured_outputs"]
     tag = json.loads(form.structural_tag)
-    assert tag["triggers"] == ["<tool_call>"]
-    first, second = tag["structures"]
-    assert first == {
-        "begin": '<tool_call>\n{"name": "f", "arguments": ',
-        "schema": {"type": "object", "properties": {}},
-        "end": "}\n</tool_call>",
-    }
-    assert second["schema"] == {"type": "object"}
-    with pytest.raises(InvalidRequestError, match="strict") as caught:
-        planner.prepare(strict, "llama3_json")
-    assert caught.value.field == "tools"
+    assert tag["format"]["triggers"] == ["<tool_call>"]
+    first, second = tag["format"]["tags"]
+    assert first["begin"] == '<tool_call>\n{"name": "f", "arguments": '
+    assert first["content"]["json_schema"] == {"type": "object", "properties": {}}
+    assert first["end"] == "}\n</tool_call>"
+    assert second["content"]["json_schema"] == {"type": "object"}
+    for shown in ("mistral", "pythonic"):
+        with pytest.raises(InvalidRequestError, match="strict") as caught:
+            planner.prepare(strict, shown)
+        assert caught.value.field == "tools"
+
+
+def test_calls_of_some_tools_only_have_a_form_where_there_is_one() -> None:
+    message = MessageRequest((Tool("f"),), ToolChoice.AUTO, only_these=True)
+    some = GenerationRequest("", (PROMPT,), message=message)
+    planner = MessagePlanner(MessageConfig())
+    assert planner.prepare(some, "llama3_json").sampling["structured_outputs"].structural_tag
+    assert "structured_outputs" not in planner.prepare(some, "pythonic").sampling
 
 
 def test_what_is_no_chat_is_all_content() -> None:

@@ -93,6 +93,15 @@ async def test_a_call_that_must_be_is_a_form_of_the_output(
     assert params.HasField("structured_outputs")
 
 
+async def test_a_strict_tool_is_a_form_of_calls(gateway: Gateway) -> None:
+    strict = inference_pb2.Tool(name="f", parameters_json='{"properties": {}}', strict=True)
+    await answer(gateway, tools=[strict, *TOOLS])
+    form = gateway.scheduler.adds[-1].sampling_params.structured_outputs
+    tags = json.loads(form.structural_tag)["format"]["tags"]
+    schemas = [tag["content"]["json_schema"] for tag in tags]
+    assert schemas == [{"type": "object", "properties": {}}, {"type": "object"}, {"type": "object"}]
+
+
 async def test_reasoning_comes_apart(run_gateway: GatewayFactory) -> None:
     messages = MessageConfig(reasoning_parser="qwen3")
     async with run_gateway(messages=messages) as gateway:

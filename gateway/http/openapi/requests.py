@@ -184,14 +184,41 @@ PARTS: dict[str, Schema] = {
     "Function": body(
         {"name": _FUNCTION_NAME}, {"description": TEXT, "parameters": OBJECT, "strict": BOOLEAN}
     ),
-    "ChatToolChoice": body(
+    "ChatToolChoice": one_of(
+        ref("NamedChatTool"),
+        body(
+            {
+                "type": constant("allowed_tools"),
+                "allowed_tools": body(
+                    {
+                        "mode": words("auto", "required"),
+                        "tools": array(ref("NamedChatTool"), minItems=1, maxItems=MAX_TOOLS),
+                    },
+                    {},
+                ),
+            },
+            {},
+        ),
+    ),
+    "NamedChatTool": body(
         {"type": constant("function"), "function": body({"name": _FUNCTION_NAME}, {})}, {}
     ),
     "FunctionTool": body(
         {"type": constant("function"), "name": _FUNCTION_NAME},
         {"description": TEXT, "parameters": OBJECT, "strict": BOOLEAN},
     ),
-    "FunctionChoice": body({"type": constant("function"), "name": _FUNCTION_NAME}, {}),
+    "FunctionChoice": one_of(
+        ref("NamedFunction"),
+        body(
+            {
+                "type": constant("allowed_tools"),
+                "mode": words("auto", "required"),
+                "tools": array(ref("NamedFunction"), minItems=1, maxItems=MAX_TOOLS),
+            },
+            {},
+        ),
+    ),
+    "NamedFunction": body({"type": constant("function"), "name": _FUNCTION_NAME}, {}),
     "StreamOptions": body({}, {"include_usage": BOOLEAN, "continuous_usage_stats": BOOLEAN}),
     "StructuredOutputs": {
         **body(

@@ -9,17 +9,19 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.http.chat_tools import MAX_TOOLS, NAME, NAME_RULE
+from gateway.http.chat_tools import (
+    ALLOWED_TOOLS,
+    MAX_TOOLS,
+    NAME,
+    NAME_RULE,
+    Choice,
+    read_allowed,
+    read_mode,
+)
 from gateway.http.fields import Fields, invalid, wrong_type
 from gateway.message_request import MessageRequest, tools_of
 from gateway.tools.tool import ToolChoice
 from pagewire.kit.errors import InvalidRequestError
-
-_MODES = {
-    "none": ToolChoice.NONE,
-    "auto": ToolChoice.AUTO,
-    "required": ToolChoice.REQUIRED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +57,21 @@ def read_tools(fields: Fields) -> ResponseTools:
     if len(set(names)) < len(names):
         raise invalid("tools", "have the same name twice")
     strict = {each["name"] for each in echoed if each["strict"]}
-    choice, name = _read_choice(fields, names)
-    shown = [] if choice is ToolChoice.NONE else functions
-    callable_ = [each for each in shown if not name or each["function"]["name"] == name]
+    choice, echoed_choice = _read_choice(fields, frozenset(names))
+    callable_ = [each for each in functions if each["function"]["name"] in choice.names]
+    shown = callable_ if choice.only_these else functions
+    shown = [] if choice.mode is ToolChoice.NONE else shown
     return ResponseTools(
         message=MessageRequest(
             tools=tuple(replace(each, strict=each.name in strict) for each in tools_of(callable_)),
-            tool_choice=choice if functions else ToolChoice.NONE,
+            tool_choice=choice.mode if functions else ToolChoice.NONE,
+            only_these=choice.only_these,
             parallel_tool_calls=fields.boolean("parallel_tool_calls", default=True),
         ),
         # ASCII, so that a lone surrogate inside stays an escape.
         template_json=json.dumps(shown) if shown else "",
         echoed=echoed,
-        echoed_choice={"type": "function", "name": name} if name else choice.name.lower(),
+        echoed_choice=echoed_choice,
     )
 
 
@@ -99,28 +103,37 @@ def _read_function(tool: Fields) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"type": "function", "function": function}, echo
 
 
-def _read_choice(fields: Fields, names: list[str]) -> tuple[ToolChoice, str]:
-    """Return the choice, and the name that it names."""
+def _read_choice(fields: Fields, names: frozenset[str]) -> tuple[Choice, str | dict[str, Any]]:
+    """Return the choice, and the choice as the response repeats it."""
     value = fields.get("tool_choice")
     if value is None:
-        return ToolChoice.AUTO, ""
+        return Choice(ToolChoice.AUTO, names), "auto"
     if isinstance(value, str):
-        if value not in _MODES:
-            raise invalid("tool_choice", f"must be one of {', '.join(_MODES)}, or an object")
-        if value == "required" and not names:
+        mode = read_mode(value, "tool_choice")
+        if mode is ToolChoice.REQUIRED and not names:
             raise invalid("tool_choice", "required needs tools to choose from")
-        return _MODES[value], ""
+        return Choice(mode, frozenset() if mode is ToolChoice.NONE else names), value
     if not isinstance(value, dict):
         raise wrong_type("tool_choice", value, "a string or an object")
     choice = Fields(value, "tool_choice")
-    kind = choice.required_text("type")
-    if kind != "function":
-        raise InvalidRequestError(
-            f"tool_choice.type: {kind[:64]} is not supported; only function is",
-            reason="UNSUPPORTED_PARAMETER",
-            field="tool_choice.type",
-        )
-    name = choice.required_text("name")
+    if choice.get("type") == ALLOWED_TOOLS:
+        allowed = read_allowed(choice, names, _read_name)
+        tools = [{"type": "function", "name": name} for name in sorted(allowed.names)]
+        return allowed, {"type": ALLOWED_TOOLS, "mode": allowed.mode.name.lower(), "tools": tools}
+    name = _read_name(choice)
     if name not in names:
         raise invalid("tool_choice.name", "must be the name of one of tools")
-    return ToolChoice.NAMED, name
+    return Choice(ToolChoice.NAMED, frozenset((name,))), {"type": "function", "name": name}
+
+
+def _read_name(named: Fields) -> str:
+    """Return the name in `{"type": "function", "name": ...}`."""
+    kind = named.required_text("type")
+    if kind != "function":
+        path = named.path("type")
+        raise InvalidRequestError(
+            f"{path}: {kind[:64]} is not supported; only function is",
+            reason="UNSUPPORTED_PARAMETER",
+            field=path,
+        )
+    return named.required_text("name")

@@ -77,7 +77,8 @@ async def test_calls_of_the_models_own_choice(gateway: Gateway) -> None:
     assert params.skip_special_tokens is False
     # One tool is strict, so the text of calls has a form.
     tag = json.loads(params.structured_outputs.structural_tag)
-    assert tag["structures"][0]["schema"] == WEATHER["function"]["parameters"]
+    (call, _) = tag["format"]["tags"]
+    assert call["content"]["json_schema"] == WEATHER["function"]["parameters"]
 
 
 async def test_calls_alone_have_no_content(gateway: Gateway) -> None:
@@ -236,6 +237,30 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": function}]}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_allowed_tools_are_all_that_the_model_sees_and_can_call(gateway: Gateway) -> None:
+    gateway.scheduler.script = CALLS
+    await post(gateway, tools=TOOLS, tool_choice=allowed("auto", "get_time"))
+    (rendered,) = gateway.tokenizer.requests
+    assert [each["function"]["name"] for each in json.loads(rendered.tools_json)] == ["get_time"]
+    form = gateway.scheduler.adds[0].sampling_params.structured_outputs
+    (call,) = json.loads(form.structural_tag)["format"]["tags"]
+    assert call["begin"].endswith('{"name": "get_time", "arguments": ')
+
+
+async def test_one_of_the_allowed_tools_may_be_required(gateway: Gateway) -> None:
+    gateway.scheduler.script = '[{"name": "get_time", "arguments": {}}]'
+    choice = await post(gateway, tools=TOOLS, tool_choice=allowed("required", "get_time"))
+    assert choice["finish_reason"] == "tool_calls"
+    schema = json.loads(gateway.scheduler.adds[0].sampling_params.structured_outputs.json_schema)
+    assert len(schema["items"]["anyOf"]) == 1
+    assert schema["items"]["anyOf"][0]["properties"]["name"]["enum"] == ["get_time"]
+
+
 DEEP: dict[str, Any] = {}
 for _ in range(200):
     DEEP = {"items": DEEP}
@@ -262,7 +287,31 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
     ("tool_choice", {"tools": TOOLS, "tool_choice": 1}),
     ("tool_choice.type", {"tools": TOOLS, "tool_choice": {}}),
-    ("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}),
+    ("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "custom"}}),
+    ("tool_choice", {"tool_choice": allowed("auto", "get_time")}),
+    (
+        "tool_choice.allowed_tools",
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}},
+    ),
+    (
+        "tool_choice.allowed_tools.mode",
+        {"tools": TOOLS, "tool_choice": allowed("none", "get_time")},
+    ),
+    ("tool_choice.allowed_tools.tools", {"tools": TOOLS, "tool_choice": allowed("auto")}),
+    (
+        "tool_choice.allowed_tools.tools[1]",
+        {"tools": TOOLS, "tool_choice": allowed("auto", "get_time", "other")},
+    ),
+    (
+        "tool_choice.allowed_tools.tools[0].function",
+        {
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]},
+            },
+        },
+    ),
     ("tool_choice.function", {"tools": TOOLS, "tool_choice": {"type": "function"}}),
     (
         "tool_choice.function.name",

@@ -130,7 +130,7 @@ def test_a_conversation_carries_tools_calls_and_template_arguments():
     request, _ = chat_request(
         messages,
         {
-            "tools": [Tool("now", "The time.", {"type": "object"}), Tool("noop")],
+            "tools": [Tool("now", "The time.", {"type": "object"}), Tool("noop", strict=True)],
             "tool_choice": "now",
             "parallel_tool_calls": False,
             "chat_template_kwargs": {"enable_thinking": False},
@@ -141,6 +141,7 @@ def test_a_conversation_carries_tools_calls_and_template_arguments():
     assert request.messages[0].tool_calls[0].arguments_json == '{"zone": "CET"}'
     assert request.messages[0].reasoning == "hm" and request.messages[1].tool_call_id == "c1"
     assert [tool.parameters_json for tool in request.tools] == ['{"type": "object"}', ""]
+    assert [tool.strict for tool in request.tools] == [False, True]
     assert request.tool_choice.function_name == "now"
     assert request.HasField("parallel_tool_calls") and not request.parallel_tool_calls
     assert json.loads(request.template_arguments_json) == {"enable_thinking": False}

@@ -213,6 +213,17 @@ async def test_a_client_that_leaves_aborts_its_response(gateway: Gateway) -> Non
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "f"}],
+                }
+            },
+            "tool_choice.tools[0]",
+        ),
         ({"truncation": "some"}, "truncation"),
         ({"include": "message.output_text.logprobs"}, "include"),
         ({"include": ["everything"]}, "include[0]"),
@@ -253,6 +264,24 @@ FUNCTION: Any = {
 CALL = (
     'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 )
+
+
+async def test_the_allowed_functions_are_those_that_are_shown(
+    gateway: Gateway, client: openai.AsyncOpenAI
+) -> None:
+    choice: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "get_weather"}],
+    }
+    functions = [FUNCTION, FUNCTION | {"name": "other"}]
+    response = await client.responses.create(input="Hi", tools=functions, tool_choice=choice)
+    (rendered,) = gateway.tokenizer.requests
+    shown = [each["function"]["name"] for each in json.loads(rendered.tools_json)]
+    assert shown == ["get_weather"]
+    assert gateway.scheduler.adds[0].sampling_params.structured_outputs.json_schema
+    assert response.model_dump()["tool_choice"] == choice
+    assert len(response.tools) == 2
 
 
 async def test_a_call_of_a_function_is_an_item_and_its_answer_goes_back(
