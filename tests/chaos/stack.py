@@ -33,7 +33,6 @@ MODULES = {
     "gateway": "gateway",
     "tokenizer": "tokenizer_svc",
     "scheduler": "scheduler_svc",
-    "worker": "worker_svc",
 }
 SERVICE_NAMES = {
     "gateway": "pagewire.v1.InferenceService",
@@ -59,8 +58,9 @@ class Layout:
     """Flags of the schedulers."""
     gateway: Sequence[str] = ()
     """Flags of the gateways."""
-    worker: Sequence[str] = ()
-    """Flags of the workers."""
+    scheduler: Sequence[str] = ()
+    """Flags of the schedulers besides those of the engine."""
+    worker_module: str = "worker_svc"
     drain_timeout_s: float = 30.0
     proxied: Collection[tuple[str, str]] = ()
     """Links (from, to) that go through a proxy, such as ("gateway-0", "scheduler-1")."""
@@ -108,6 +108,7 @@ class ChaosStack:
         self._log = (self.base / "log.txt").open("w")
         self._supervisor: Supervisor | None = None
         self._said = asyncio.Event()
+        self._listeners: list[tuple[tuple[str, ...], asyncio.Future[None]]] = []
 
     async def start(self) -> None:
         """Start everything and wait until it serves."""
@@ -161,6 +162,13 @@ class ChaosStack:
                 await self._said.wait()
         await self.wait_serving(name)
 
+    async def wait_said(self, *texts: str) -> None:
+        """Wait until a line from now on has one of the texts."""
+        heard = asyncio.get_running_loop().create_future()
+        self._listeners.append((texts, heard))
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            await heard
+
     async def wait_serving(self, name: str) -> None:
         """Wait until a process serves."""
         service = SERVICE_NAMES[name.partition("-")[0]]
@@ -190,6 +198,10 @@ class ChaosStack:
     def line(self, child: str, line: str) -> None:
         self._log.write(f"{child}: {line}\n")
         self._said.set()
+        for texts, heard in self._listeners:
+            if not heard.done() and any(text in line for text in texts):
+                heard.set_result(None)
+        self._listeners = [each for each in self._listeners if not each[1].done()]
 
     def restarting(self, child: str, reason: str, delay_s: float) -> None:
         self._log.write(f"{child}: is started again after {reason}\n")
@@ -210,15 +222,16 @@ class ChaosStack:
         flags = {
             "gateway": self._gateway_flags,
             "scheduler": self._scheduler_flags,
-            "worker": lambda name: [f"--listen={self._socket(name)}", *self.layout.worker],
+            "worker": lambda name: [f"--listen={self._socket(name)}"],
             "tokenizer": lambda name: [f"--listen={self._socket(name)}", "--model=smollm2"],
         }[service](name)
+        module = self.layout.worker_module if service == "worker" else MODULES[service]
         common = (
             f"--admin-listen={self._socket(f'{name}-admin')}",
             "--metrics-port=0",
             f"--drain-timeout={self.layout.drain_timeout_s}",
         )
-        return ChildSpec(name, (sys.executable, "-P", "-m", MODULES[service], *common, *flags))
+        return ChildSpec(name, (sys.executable, "-P", "-m", module, *common, *flags))
 
     def _gateway_flags(self, name: str) -> list[str]:
         return [
@@ -239,6 +252,7 @@ class ChaosStack:
             f"--workers={self._addresses(name, [workers[number], *standbys])}",
             f"--tokenizers={self._addresses(name, self.layout.names('tokenizer'))}",
             *self.layout.engine,
+            *self.layout.scheduler,
         ]
 
 

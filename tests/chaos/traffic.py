@@ -30,6 +30,12 @@ SCHEMA = (
     ' "items": {"type": "integer", "minimum": 100, "maximum": 999}}'
 )
 _RETRY_PAUSE_S = 0.2
+# A gateway that is stopped for a while is no broken connection for its clients.
+_PATIENT = (
+    ("grpc.keepalive_time_ms", 600_000),
+    ("grpc.http2.ping_timeout_ms", 600_000),
+    ("grpc.http2.bdp_probe", 0),
+)
 
 
 @dataclass
@@ -231,7 +237,7 @@ class Load:
         )
 
     async def finish(self) -> None:
-        """Let every client end what it has under way, and no more."""
+        """Let every client end what it has under way, and no more; each asks at least once."""
         self._ending = True
         await self.wait(lambda: len(self._tasks) == 0)
 
@@ -264,7 +270,7 @@ class Load:
             client.num_tokens = answer.num_tokens
             self._changed.set()
 
-        while not self._ending:
+        while not (self._ending and client.answers):
             client.num_tokens = 0
             client.answers.append(await self._ask_until_admitted(client, number, on_event))
             self._changed.set()
@@ -296,7 +302,10 @@ class Load:
 async def open_stubs(targets: Sequence[str]) -> AsyncIterator[list[Stub]]:
     """Clients of the gateways."""
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(open_channel(target)) for target in targets]
+        channels = [
+            await stack.enter_async_context(open_channel(target, options=_PATIENT))
+            for target in targets
+        ]
         yield [inference_pb2_grpc.InferenceServiceStub(channel) for channel in channels]
 
 
