@@ -81,7 +81,8 @@ class Supervisor:
         self._tasks = TaskOwner()
         self._supervising: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, ChildProcess] = {}
-        self._stopping = asyncio.Event()
+        self._ending = {spec.name: asyncio.Event() for spec in self._specs}
+        """By child: it is its turn to end, so that it is not started again."""
         self._killing = False
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -111,11 +112,14 @@ class Supervisor:
     async def stop(self, timeout_s: float) -> None:
         """End the children one after another; one that takes longer is killed.
 
+        Those whose turn has not come are started again if they die: the ones before them need them
+        for what they finish.
+
         Args:
             timeout_s: Seconds that each child has to end after SIGTERM.
         """
-        self._stopping.set()
         for spec in self._specs:
+            self._ending[spec.name].set()
             task = self._supervising.get(spec.name)
             if task is None:
                 continue
@@ -129,24 +133,26 @@ class Supervisor:
 
     def kill(self) -> None:
         """Kill all children now; a `stop` that is waiting for them then ends."""
-        self._stopping.set()
+        for ending in self._ending.values():
+            ending.set()
         self._killing = True
         for child in self._running.values():
             child.kill()
 
     async def _supervise(self, spec: ChildSpec) -> None:
         deaths: deque[float] = deque()
-        while not self._stopping.is_set():
+        ending = self._ending[spec.name]
+        while not ending.is_set():
             try:
                 child = await ChildProcess.start(spec, self._environment, self._observer.line)
             except OSError as exc:
                 self._give_up(f"the {spec.name} cannot be started: {exc.strerror or exc}")
                 return
             code = await self._run(child)
-            if self._stopping.is_set():
+            if ending.is_set():
                 return
             delay_s = self._judge(child, code, deaths)
-            if delay_s is None or await self._stops_within(delay_s):
+            if delay_s is None or await _is_set_within(ending, delay_s):
                 return
 
     async def _run(self, child: ChildProcess) -> int:
@@ -156,7 +162,7 @@ class Supervisor:
         # `stop` and `kill` do not see a child that is just being started.
         if self._killing:
             child.kill()
-        elif self._stopping.is_set():
+        elif self._ending[name].is_set():
             child.send_signal(signal.SIGTERM)
         try:
             return await child.wait()
@@ -189,11 +195,12 @@ class Supervisor:
         if not self._failed.done():
             self._failed.set_result(message)
 
-    async def _stops_within(self, delay_s: float) -> bool:
-        """Wait; say whether `stop` was called meanwhile."""
-        try:
-            async with asyncio.timeout(delay_s):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
+
+async def _is_set_within(event: asyncio.Event, delay_s: float) -> bool:
+    """Wait; say whether the event was set meanwhile."""
+    try:
+        async with asyncio.timeout(delay_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -183,15 +183,27 @@ async def test_kill_takes_what_a_child_started_along(supervise, recorder):
 
 
 async def test_no_child_is_restarted_while_it_stops(supervise, recorder):
+    supervisor = supervise(a=STUBBORN)
+    await recorder.lines.get()
+    stopping = asyncio.create_task(supervisor.stop(3600))
+    assert await recorder.lines.get() == ("a", "ignored")
+    psutil.Process(supervisor.pid("a")).kill()
+    await stopping
+    assert recorder.restarts == []
+
+
+async def test_a_child_that_dies_while_one_before_it_drains_is_replaced(supervise, recorder):
     supervisor = supervise(a=STUBBORN, b=SLEEPER)
     for _ in range(2):
         await recorder.lines.get()
     stopping = asyncio.create_task(supervisor.stop(3600))
     assert await recorder.lines.get() == ("a", "ignored")
     psutil.Process(supervisor.pid("b")).kill()
+    assert await recorder.lines.get() == ("b", "up")
     psutil.Process(supervisor.pid("a")).kill()
     await stopping
-    assert recorder.restarts == []
+    assert [name for name, _, _ in recorder.restarts] == ["b"]
+    assert recorder.lines.get_nowait() == ("b", "terminated")
 
 
 async def test_children_do_not_get_the_terminals_interrupt(supervise, recorder):
