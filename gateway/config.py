@@ -15,7 +15,9 @@ from gateway.access.keys import KeyRing, parse_keys, read_key_file
 from gateway.message_config import MessageConfig
 from pagewire.kit.channels import check_target
 from pagewire.kit.config import ConfigError
+from pagewire.kit.pem import PemPaths
 from pagewire.kit.server import ServerConfig
+from pagewire.kit.tls import TlsConfig
 
 _MIB = 1024 * 1024
 
@@ -129,6 +131,33 @@ class AccessConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SslConfig:
+    """TLS toward clients, of the HTTP and the gRPC API."""
+
+    ssl_certfile: Path | None = None
+    """PEM file with the certificate that clients see, and those between it and its authority."""
+    ssl_keyfile: Path | None = None
+    """PEM file with the private key of --ssl-certfile, without a passphrase."""
+    ssl_ca_certs: Path | None = None
+    """PEM file with authorities; with it clients must show a certificate of one of them."""
+
+    def __post_init__(self) -> None:
+        rule = "needs --ssl-certfile and --ssl-keyfile"
+        for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
+            value = getattr(self, name)
+            if value is not None and self.paths is None:
+                raise ValueError(name, value, rule)
+
+    @property
+    def paths(self) -> PemPaths | None:
+        """The files; None: plain text."""
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            return None
+        flags = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
+        return PemPaths(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, flags)
+
+
+@dataclass(frozen=True, slots=True)
 class CorsConfig:
     """Which pages of other origins may use the HTTP API from a browser."""
 
@@ -175,6 +204,8 @@ class GatewayConfig:
     limits: RequestLimits = field(default_factory=RequestLimits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     access: AccessConfig = field(default_factory=AccessConfig)
+    ssl: SslConfig = field(default_factory=SslConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
     cors: CorsConfig = field(default_factory=CorsConfig)
     messages: MessageConfig = field(default_factory=MessageConfig)
 
@@ -200,4 +231,5 @@ class GatewayConfig:
             drain_timeout_s=self.drain_timeout_s,
             log_level=self.log_level,
             max_connections=self.limits.max_connections,
+            tls=self.tls,
         )

@@ -19,6 +19,7 @@ from gateway.streams import Recovery, StreamLostError
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tls import PeerTls
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import sampling_params_from_proto
@@ -50,6 +51,8 @@ class EngineSettings:
     recovery_timeout_s: float
     use_model_defaults: bool = True
     """Take the sampling defaults that the model's publisher recommends."""
+    tls: PeerTls | None = None
+    """None: engines are reached in plain text."""
 
 
 class EngineClient:
@@ -140,7 +143,7 @@ class EngineClient:
 
     async def run(self) -> None:
         """Keep connected until closed or cancelled."""
-        async with open_channel(self.target) as channel:
+        async with open_channel(self.target, tls=self._settings.tls) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             while not self._is_closed:
                 try:

@@ -31,6 +31,7 @@ from gateway.token_service import TokenService
 from gateway.tokenizer_client import TokenizerClient
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
+from pagewire.kit.port_security import PortSecurity
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 from pagewire.v1 import inference_pb2_grpc
@@ -77,6 +78,7 @@ class GatewayServer:
                     servicer, server
                 )
             ],
+            public=PortSecurity(config.ssl.paths, is_public=True),
             interceptors=[AccessInterceptor(clients)],
             registry=registry,
         )
@@ -94,6 +96,7 @@ class GatewayServer:
                 config.timeouts.send_timeout_s,
             ),
             on_refused=metrics.http_refused,
+            tls=config.ssl.paths,
         )
 
     async def start(self) -> None:
@@ -140,6 +143,7 @@ class GatewayServer:
             timeouts.connect_timeout_s,
             timeouts.recovery_timeout_s,
             use_model_defaults=config.generation_config == "auto",
+            tls=config.tls.peer("scheduler"),
         )
         on_change = self.readiness.changed.set
         engines = EnginePool(config.schedulers, settings, detokenizer, on_change)
@@ -149,6 +153,7 @@ class GatewayServer:
             timeout_s=timeouts.tokenizer_timeout_s,
             connect_timeout_s=timeouts.connect_timeout_s,
             on_change=on_change,
+            tls=config.tls.peer("tokenizer"),
         )
         self.readiness.watch(engines, tokenizer)
         return Backends(engines, tokenizer, detokenizer, self.readiness)

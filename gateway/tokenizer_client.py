@@ -27,6 +27,7 @@ from pagewire.kit.errors import (
     from_rpc_error,
 )
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tls import PeerTls
 from pagewire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 
 log = get_logger("gateway.tokenizer_client")
@@ -61,6 +62,7 @@ class TokenizerClient:
         timeout_s: float,
         connect_timeout_s: float,
         on_change: Callable[[], None],
+        tls: PeerTls | None = None,
     ) -> None:
         self.info: TokenizerInfo | None = None
         self._targets = targets
@@ -68,6 +70,7 @@ class TokenizerClient:
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._on_change = on_change
+        self._tls = tls
         self._connection: _Connection | None = None
         self._connected = asyncio.Event()
 
@@ -122,7 +125,7 @@ class TokenizerClient:
                 (
                     target,
                     tokenizer_pb2_grpc.TokenizerServiceStub(
-                        await channels.enter_async_context(open_channel(target))
+                        await channels.enter_async_context(open_channel(target, tls=self._tls))
                     ),
                 )
                 for target in self._targets

@@ -33,6 +33,9 @@ class SchedulerServiceConfig:
     vllm_grpc_listen: str | None = None
     """Address at which the engine is served as vllm.grpc.engine.VllmEngine too, for the gateway
     `smg`: host:port (needs the package smg-grpc-proto); none: it is not."""
+    vllm_grpc_allowed_sans: tuple[str, ...] = ()
+    """Names in the certificates of those who may call --vllm-grpc-listen, with TLS. Default: the
+    role smg."""
 
     def __post_init__(self) -> None:
         if not self.workers:

@@ -20,6 +20,7 @@ from typing import ParamSpec, TypeVar
 from pagewire.engine_config import StructuredOutputsConfig
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import TaskOwner
+from pagewire.kit.tls import PeerTls
 from pagewire.sampling_params import StructuredOutputs
 from scheduler_svc.grammar import (
     GRAMMAR_MISMATCH,
@@ -72,10 +73,15 @@ class _Job:
 class GrammarCompiler:
     """Belongs to one event loop. `open` once the model is known, `close` at the end."""
 
-    def __init__(self, config: StructuredOutputsConfig, tokenizers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: StructuredOutputsConfig,
+        tokenizers: Sequence[str],
+        tls: PeerTls | None = None,
+    ) -> None:
         self._config = config
         self._is_served = bool(tokenizers)
-        self._client = VocabularyClient(tokenizers)
+        self._client = VocabularyClient(tokenizers, tls)
         self._tasks = TaskOwner()
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._backend: GrammarBackend | None = None

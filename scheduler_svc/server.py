@@ -53,11 +53,16 @@ class SchedulerServer:
         )
         self._config = config
         make_executor = GrpcExecutor if config.engine.parallel.world_size == 1 else GroupExecutor
+        tls = config.server.tls
         self._executor = executor or make_executor(
-            config.engine, config.workers, identity.scheduler_id, identity.epoch
+            config.engine,
+            config.workers,
+            identity.scheduler_id,
+            identity.epoch,
+            tls.peer("worker"),
         )
         self._grammars = grammars or GrammarCompiler(
-            config.engine.structured_outputs, config.tokenizers
+            config.engine.structured_outputs, config.tokenizers, tls.peer("tokenizer")
         )
         self.core = EngineCore(config.engine, self._executor, self._grammars)
         self.core.on_state = self._on_state
@@ -69,6 +74,7 @@ class SchedulerServer:
             [
                 lambda s: scheduler_pb2_grpc.add_EngineAdminServiceServicer_to_server(admin, s),
             ],
+            callers=("gateway",),
         )
         self.server.registry.register(EngineCollector(self.core))
         self.vllm_engine = _vllm_front_door(config, self.core, self.server)
@@ -180,7 +186,14 @@ def _vllm_front_door(
     # Only now: it imports that package.
     from scheduler_svc.vllm_engine.front_door import VllmFrontDoor
 
-    return VllmFrontDoor(core, config.vllm_grpc_listen, config.server, config.tokenizers, server)
+    return VllmFrontDoor(
+        core,
+        config.vllm_grpc_listen,
+        config.server,
+        config.tokenizers,
+        server,
+        config.vllm_grpc_allowed_sans,
+    )
 
 
 async def serve(config: SchedulerServiceConfig) -> None:

@@ -13,6 +13,7 @@ import grpc
 
 from pagewire.kit.channels import open_channel
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tls import PeerTls
 from pagewire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from scheduler_svc.vocabulary import Vocabulary
 
@@ -42,10 +43,12 @@ class VocabularyClient:
     def __init__(
         self,
         targets: Sequence[str],
+        tls: PeerTls | None = None,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._targets = targets
+        self._tls = tls
         self._sleep = sleep
 
     async def fetch(self, fingerprint: str, on_mismatch: Callable[[], None]) -> Vocabulary:
@@ -63,7 +66,7 @@ class VocabularyClient:
             num_mismatches = 0
             for target in self._targets:
                 try:
-                    return await fetch_vocabulary(target, fingerprint)
+                    return await fetch_vocabulary(target, fingerprint, self._tls)
                 except grpc.aio.AioRpcError as error:
                     problems[target] = f"{error.code().name}: {error.details()}"
                 except VocabularyError as error:
@@ -80,7 +83,7 @@ class VocabularyClient:
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
 
-async def fetch_vocabulary(target: str, fingerprint: str) -> Vocabulary:
+async def fetch_vocabulary(target: str, fingerprint: str, tls: PeerTls | None = None) -> Vocabulary:
     """Fetch the vocabulary of one tokenizer, if it is the model's.
 
     Raises:
@@ -88,7 +91,7 @@ async def fetch_vocabulary(target: str, fingerprint: str) -> Vocabulary:
         VocabularyError: What came is none.
         grpc.aio.AioRpcError: The call failed.
     """
-    async with open_channel(target, max_message_bytes=_MAX_MESSAGE_BYTES) as channel:
+    async with open_channel(target, tls=tls, max_message_bytes=_MAX_MESSAGE_BYTES) as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         info = await stub.GetTokenizerInfo(
             tokenizer_pb2.GetTokenizerInfoRequest(), timeout=INFO_TIMEOUT_S

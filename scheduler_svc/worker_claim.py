@@ -21,6 +21,7 @@ from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import cancel_and_wait
+from pagewire.kit.tls import PeerTls
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.execute_stream import ExecuteStream
 from scheduler_svc.executor import KvCachePlan, WorkerUnavailableError
@@ -56,6 +57,8 @@ class Claimant:
     config: EngineConfig
     scheduler_id: str
     epoch: int
+    tls: PeerTls | None = None
+    """None: workers are reached in plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +86,13 @@ class WorkerClaim:
         self._seat = Seat()
 
     @classmethod
-    async def connect(cls, address: str) -> WorkerClaim:
-        """Connect to a worker.
+    async def connect(cls, address: str, tls: PeerTls | None = None) -> WorkerClaim:
+        """Connect to a worker, in plain text unless `tls` says how else.
 
         Raises:
             WorkerUnavailableError: Nobody answers there.
         """
-        channel = open_channel(address)
+        channel = open_channel(address, tls=tls)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await channel.channel_ready()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from pagewire.engine_config import EngineConfig
+from pagewire.kit.tls import PeerTls
 from scheduler_svc.execute_stream import ExecuteStream
 from scheduler_svc.executor import (
     Executor,
@@ -26,10 +27,15 @@ class GrpcExecutor(Executor):
     """One worker out of a list of addresses; another one after it is lost."""
 
     def __init__(
-        self, config: EngineConfig, workers: Sequence[str], scheduler_id: str, epoch: int
+        self,
+        config: EngineConfig,
+        workers: Sequence[str],
+        scheduler_id: str,
+        epoch: int,
+        tls: PeerTls | None = None,
     ) -> None:
         super().__init__()
-        self._claimant = Claimant(config, scheduler_id, epoch)
+        self._claimant = Claimant(config, scheduler_id, epoch, tls)
         self._workers = tuple(workers)
         self._claim: WorkerClaim | None = None
 
@@ -73,7 +79,7 @@ class GrpcExecutor(Executor):
             await claim.close()
 
     async def _initialize_at(self, address: str) -> WorkerFacts:
-        claim = await WorkerClaim.connect(address)
+        claim = await WorkerClaim.connect(address, self._claimant.tls)
         try:
             result = await claim.initialize(self._claimant, Seat())
         except BaseException:

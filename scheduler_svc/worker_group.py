@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import cancel_and_wait
+from pagewire.kit.tls import PeerTls
 from scheduler_svc.execute_stream import ExecuteStream
 from scheduler_svc.executor import (
     Executor,
@@ -38,10 +39,15 @@ class GroupExecutor(Executor):
     """The ranks of one replica, on workers out of a list of addresses."""
 
     def __init__(
-        self, config: EngineConfig, workers: Sequence[str], scheduler_id: str, epoch: int
+        self,
+        config: EngineConfig,
+        workers: Sequence[str],
+        scheduler_id: str,
+        epoch: int,
+        tls: PeerTls | None = None,
     ) -> None:
         super().__init__()
-        self._claimant = Claimant(config, scheduler_id, epoch)
+        self._claimant = Claimant(config, scheduler_id, epoch, tls)
         self._workers = tuple(workers)
         parallel = config.parallel
         self.num_stages = parallel.pipeline_parallel_size
@@ -128,7 +134,7 @@ class GroupExecutor(Executor):
 
     async def _connect(self, address: str) -> WorkerClaim:
         try:
-            claim = await WorkerClaim.connect(address)
+            claim = await WorkerClaim.connect(address, self._claimant.tls)
         except WorkerUnavailableError as error:
             raise WorkerUnavailableError(f"{address}: {error}") from error
         try:

@@ -47,6 +47,7 @@ class TokenizerServer:
                     self.servicer, server
                 )
             ],
+            callers=("gateway", "scheduler"),
         )
 
     async def start(self) -> None:

@@ -36,6 +36,7 @@ class WorkerServer:
                     WorkerServicer(self.worker), server
                 )
             ],
+            callers=("scheduler",),
             register_admin=[
                 lambda server: worker_pb2_grpc.add_WorkerAdminServiceServicer_to_server(
                     WorkerAdminServicer(self.worker), server

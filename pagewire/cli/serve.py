@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pagewire.cli.console import Console
 from pagewire.cli.installed import missing_service, missing_smg_proto
@@ -70,7 +71,10 @@ async def serve(config: ServeConfig) -> int:
     runtime_dir = make_runtime_dir()
     try:
         num_workers = config.engine.parallel.world_size
-        addresses = choose_addresses(config.stack, runtime_dir, num_workers)
+        addresses = replace(
+            choose_addresses(config.stack, runtime_dir, num_workers),
+            is_https=config.gateway.ssl_certfile is not None,
+        )
         environment = plan_environment(config, child_environment(runtime_dir))
         children = plan_children(config, addresses, environment)
         supervisor = Supervisor(children, environment, console)
@@ -116,7 +120,9 @@ async def _run(
 ) -> int:
     """Run the started stack to its end; return the exit code."""
     supervisor.start()
-    serving = asyncio.create_task(wait_serving(addresses.grpc_target, GATEWAY_SERVICE))
+    # Not by its public port, which may want a certificate.
+    target = addresses.admin_listen["gateway"]
+    serving = asyncio.create_task(wait_serving(target, GATEWAY_SERVICE))
     failed = asyncio.create_task(supervisor.wait_failed())
     stopped = asyncio.create_task(signals.first.wait())
     try:

@@ -28,6 +28,7 @@ MODULES = {
     "tokenizer": "tokenizer_svc",
 }
 _MIB = 1024 * 1024
+_TLS_PREFIX = "PAGEWIRE_TLS_"
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 # Peer port, admin port, place after --metrics-port-base: the table of the README.
 _PORTS = {
@@ -132,6 +133,12 @@ class GatewayOptions:
     """Most tokens a minute of one client, of prompts and outputs; a client over it gets 429."""
     max_concurrent_requests: int | None = None
     """Most requests of one client at a time; more get 429. None: no limit."""
+    ssl_certfile: Path | None = None
+    """PEM file with the certificate that clients see, and those between it and its authority."""
+    ssl_keyfile: Path | None = None
+    """PEM file with the private key of --ssl-certfile, without a passphrase."""
+    ssl_ca_certs: Path | None = None
+    """PEM file with authorities; with it clients must show a certificate of one of them."""
     allowed_origins: tuple[str, ...] = ("*",)
     """Origins such as https://chat.example; *: all, empty: none."""
     allowed_methods: tuple[str, ...] = ("*",)
@@ -208,10 +215,11 @@ class Addresses:
     """By child."""
     vllm_grpc: str | None = None
     """Of the engine as VllmEngine."""
+    is_https: bool = False
 
     @property
     def http_url(self) -> str:
-        return f"http://{reachable(self.http)}"
+        return f"{'https' if self.is_https else 'http'}://{reachable(self.http)}"
 
     @property
     def grpc_target(self) -> str:
@@ -305,7 +313,9 @@ def plan_children(
 
 def plan_environment(config: ServeConfig, inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the children."""
-    environment = {**inherited, "PYTHONPATH": _python_path(inherited)}
+    # Services of one machine talk over private sockets or loopback: see docs/design/tls.md.
+    kept = {key: value for key, value in inherited.items() if not key.startswith(_TLS_PREFIX)}
+    environment = {**kept, "PYTHONPATH": _python_path(inherited)}
     if config.secrets.api_key:
         # Not a flag: command lines are for everybody on the machine to read.
         # As JSON: a key may have a comma.

@@ -1,9 +1,9 @@
 """Client channels: options that every link has, and ids carried in metadata.
 
 `open_channel` gives a channel for a target (`host:port`, `dns:///name:port`, `unix:/path`) that
-adds the current request id and trace context to each call. It does so around the multicallables:
-grpc.aio's own client interceptors put a queue and a task into every stream. It makes no retries
-of its own and knows no stubs.
+adds the current request id and trace context to each call, in plain text or by the TLS that it is
+given. It adds them around the multicallables: grpc.aio's own client interceptors put a queue and a
+task into every stream. It makes no retries of its own and knows no stubs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import grpc
 
 from pagewire.kit import context
 from pagewire.kit.sockets import HOST_PORT
+from pagewire.kit.tls import PeerTls
 
 DEFAULT_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -45,6 +46,7 @@ def check_target(target: str, name: str = "target") -> str:
 def open_channel(
     target: str,
     *,
+    tls: PeerTls | None = None,
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     health_service: str | None = None,
     options: Sequence[ChannelOption] = (),
@@ -53,6 +55,7 @@ def open_channel(
 
     Args:
         target: `host:port`, `dns:///name:port` (calls go round all addresses) or `unix:/path`.
+        tls: How the connection is secured, unless the target is a unix socket; None: plain text.
         max_message_bytes: Largest message that may be received.
         health_service: With a `dns:///` target, leave out backends whose health service does not
             report this name as SERVING.
@@ -77,9 +80,15 @@ def open_channel(
         "grpc.enable_retries": 1,
         "grpc.service_config": _service_config(target, health_service),
     }
+    if tls is None or target.startswith("unix"):
+        merged.update(options)
+        return ContextChannel(
+            grpc.aio.insecure_channel(check_target(target), options=list(merged.items()))
+        )
+    merged["grpc.ssl_target_name_override"] = tls.server_name
     merged.update(options)
     return ContextChannel(
-        grpc.aio.insecure_channel(check_target(target), options=list(merged.items()))
+        grpc.aio.secure_channel(check_target(target), tls.credentials, list(merged.items()))
     )
 
 

@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagewire.kit.channels import open_channel
 from pagewire.kit.health import REASON_KEY, SERVING
+from pagewire.kit.tls import PeerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +23,22 @@ class HealthStatus:
     """Why it is not serving, when the service says so."""
 
 
-async def check(target: str, service: str = "", timeout_s: float = 5.0) -> HealthStatus:
+async def check(
+    target: str, service: str = "", timeout_s: float = 5.0, tls: PeerTls | None = None
+) -> HealthStatus:
     """Ask once; never raises for what the other side does.
 
     Args:
         target: Address of any server of a service.
         service: "" for liveness, the service's full name for readiness.
         timeout_s: Seconds for connecting and answering together.
+        tls: How the connection is secured; None: plain text.
 
     Raises:
         ValueError: The target has no valid form.
     """
     request = health_pb2.HealthCheckRequest(service=service)
-    async with open_channel(target) as channel:
+    async with open_channel(target, tls=tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Check(request, timeout=timeout_s)
         try:

@@ -7,31 +7,23 @@ for one import: `run`, `shutdown_signal`, `exit_with_parent` of `pagewire.kit.li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
 from pagewire.kit.admin import AdminServicer
 from pagewire.kit.channels import DEFAULT_MAX_MESSAGE_BYTES
-from pagewire.kit.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from pagewire.kit.health import HealthServicer
 from pagewire.kit.interceptors import server_interceptors
 from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
+from pagewire.kit.listener import Listener, Registrar, server_options
 from pagewire.kit.logs import LogLevel, get_logger
 from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
-from pagewire.kit.sockets import (
-    SOCKET_FILES,
-    cannot_listen,
-    check_bindable,
-    check_listen,
-    unix_path,
-    with_port,
-)
+from pagewire.kit.port_security import PortSecurity
+from pagewire.kit.sockets import check_listen
+from pagewire.kit.tls import TlsConfig
 from pagewire.v1 import admin_pb2_grpc
 
 __all__ = [
@@ -44,11 +36,7 @@ __all__ = [
     "shutdown_signal",
 ]
 
-Registrar = Callable[[grpc.aio.Server], None]
-
 _ADMIN_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-# By default a connection that says nothing is kept for two minutes.
-_HANDSHAKE_TIMEOUT_MS = 20_000
 
 log = get_logger("pagewire.kit.server")
 
@@ -73,6 +61,7 @@ class ServerConfig:
     """Largest message that the server accepts."""
     max_connections: int | None = None
     """Most connections to `listen` at a time, more are closed; none: no limit."""
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         check_listen("listen", self.listen)
@@ -102,6 +91,8 @@ class ServiceServer:
         register: Sequence[Registrar],
         register_admin: Sequence[Registrar] = (),
         *,
+        callers: Sequence[str] = (),
+        public: PortSecurity | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         registry: CollectorRegistry | None = None,
         rpc_metrics: RpcMetrics | None = None,
@@ -114,6 +105,8 @@ class ServiceServer:
             register: Functions that add servicers to the server of `listen`, for example
                 `lambda server: add_XServicer_to_server(servicer, server)`.
             register_admin: The same for `admin_listen`, which has `AdminService` anyway.
+            callers: Roles that may call `listen` when TLS is on and the configuration names nobody.
+            public: How `listen` is secured where it is for the world and not for peers.
             interceptors: The service's own, run inside those of the kit, for calls to `listen`.
             registry: Metrics of the service; default: a new one with the process's figures.
             rpc_metrics: Of another server of the process, whose registry this one shares.
@@ -125,19 +118,23 @@ class ServiceServer:
         self._health.set(service_name, False, "starting")
         self.rpc_metrics = rpc_metrics or RpcMetrics(self.registry)
         common = server_interceptors(self.rpc_metrics)
-        self._main = _Listener(
+        security = public or PortSecurity(config.tls.paths, config.tls.callers(callers))
+        self._main = Listener(
             config.listen,
             register,
-            [*common, *interceptors],
-            _options(config.max_message_bytes, config.max_connections),
+            [*common, *security.interceptors(config.listen), *interceptors],
+            server_options(config.max_message_bytes, config.max_connections),
+            security,
         )
-        self._admin: _Listener | None = None
+        self._admin: Listener | None = None
         if config.admin_listen is not None:
-            self._admin = _Listener(
+            security = PortSecurity(config.tls.paths, config.tls.admin_callers())
+            self._admin = Listener(
                 config.admin_listen,
                 [_register_admin, *register_admin],
-                common,
-                _options(_ADMIN_MAX_MESSAGE_BYTES, None),
+                [*common, *security.interceptors(config.admin_listen)],
+                server_options(_ADMIN_MAX_MESSAGE_BYTES, None),
+                security,
             )
         self._metrics: MetricsServer | None = None
         self._serving: bool | None = None
@@ -205,93 +202,5 @@ class ServiceServer:
             await metrics.stop()
 
 
-class _Listener:
-    """One gRPC server on one address, with health and reflection beside its services."""
-
-    def __init__(
-        self,
-        address: str,
-        register: Sequence[Registrar],
-        interceptors: Sequence[grpc.aio.ServerInterceptor],
-        options: Sequence[tuple[str, int]],
-    ) -> None:
-        self.address = address
-        self._path = unix_path(address)
-        self._register = register
-        self._interceptors = interceptors
-        self._options = options
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self, health: HealthServicer) -> None:
-        if self._path is not None:
-            SOCKET_FILES.prepare(self._path)
-        server = grpc.aio.server(interceptors=list(self._interceptors), options=list(self._options))
-        collected = _Collected(server)
-        for register in self._register:
-            register(cast(grpc.aio.Server, collected))
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)  # type: ignore[no-untyped-call]
-        names = [*collected.service_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, server)  # type: ignore[no-untyped-call]
-        self._bind(server)
-        self._server = server
-        await server.start()
-
-    async def stop(self, grace_s: float) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            await server.stop(grace_s)
-            if self._path is not None:
-                SOCKET_FILES.remove(self._path)
-
-    def _bind(self, server: grpc.aio.Server) -> None:
-        if self._path is None:
-            check_bindable(self.address)
-        try:
-            port = server.add_insecure_port(self.address)
-        except RuntimeError:
-            port = 0  # older versions of grpcio return 0
-        if port == 0:
-            raise cannot_listen(self.address, "it cannot be bound")
-        if self._path is None:
-            self.address = with_port(self.address, port)
-        else:
-            SOCKET_FILES.add(self._path)
-
-
-class _Collected:
-    """Stands for a server while services register, and notes their names for reflection."""
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
-        self.service_names: list[str] = []
-
-    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(handlers)
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self.service_names.append(service)
-        self._server.add_registered_method_handlers(service, handlers)
-
-
 def _register_admin(server: grpc.aio.Server) -> None:
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(), server)
-
-
-def _options(max_message_bytes: int, max_connections: int | None) -> list[tuple[str, int]]:
-    options = [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        # Without this a second process silently shares the port.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_concurrent_streams", 10_000),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # Peers ping idle connections every 10 to 30 s; by default that ends in GOAWAY.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
-    ]
-    if max_connections is not None:
-        options.append(("grpc.max_allowed_incoming_connections", max_connections))
-    return options

@@ -37,6 +37,7 @@ class VllmFrontDoor:
         config: ServerConfig,
         tokenizers: Sequence[str],
         scheduler: ServiceServer,
+        allowed_sans: Sequence[str] = (),
     ) -> None:
         """Prepare the server.
 
@@ -46,22 +47,34 @@ class VllmFrontDoor:
             config: The scheduler's server's; limits are the same.
             tokenizers: Where the tokenizer's files and the vocabulary come from.
             scheduler: The scheduler's server.
+            allowed_sans: Who may call, with TLS; none: the role smg.
+
+        Raises:
+            ConfigError: A certificate cannot be used.
         """
+        tls = config.tls.peer("tokenizer")
         self._core = core
         self._is_listening = False
-        self._vocabulary = VocabularyClient(tokenizers) if tokenizers else None
+        self._vocabulary = VocabularyClient(tokenizers, tls) if tokenizers else None
         self._tasks = TaskOwner()
         self.servicer = VllmEngineServicer(
-            core, TokenizerBundle(tokenizers), lambda: self.server.is_serving
+            core, TokenizerBundle(tokenizers, tls), lambda: self.server.is_serving
         )
         self.server = ServiceServer(
-            replace(config, listen=listen, admin_listen=None, metrics_port=0),
+            replace(
+                config,
+                listen=listen,
+                admin_listen=None,
+                metrics_port=0,
+                tls=replace(config.tls, allowed_sans=tuple(allowed_sans)),
+            ),
             SERVICE_NAME,
             [
                 lambda server: vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(  # type: ignore[no-untyped-call]
                     self.servicer, server
                 )
             ],
+            callers=("smg",),
             registry=scheduler.registry,
             rpc_metrics=scheduler.rpc_metrics,
         )

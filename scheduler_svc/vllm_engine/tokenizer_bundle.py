@@ -18,6 +18,7 @@ from smg_grpc_proto.generated import common_pb2
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import FailedPreconditionError, PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tls import PeerTls
 from pagewire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 CHUNK_BYTES = 64 * 1024
@@ -34,8 +35,9 @@ log = get_logger("scheduler_svc.vllm_engine.tokenizer_bundle")
 class TokenizerBundle:
     """Belongs to one event loop. Makes one archive at a time."""
 
-    def __init__(self, targets: Sequence[str]) -> None:
+    def __init__(self, targets: Sequence[str], tls: PeerTls | None = None) -> None:
         self._targets = targets
+        self._tls = tls
         self._making = asyncio.Lock()
 
     async def chunks(self, fingerprint: str) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
@@ -68,7 +70,7 @@ class TokenizerBundle:
         )
         for target in self._targets:
             try:
-                return await fetch_files(target, fingerprint)
+                return await fetch_files(target, fingerprint, self._tls)
             except grpc.aio.AioRpcError as problem:
                 log.warning("no_tokenizer_files", target=target, reason=problem.code().name)
             except FailedPreconditionError as problem:
@@ -77,14 +79,16 @@ class TokenizerBundle:
         raise error
 
 
-async def fetch_files(target: str, fingerprint: str) -> dict[str, bytes]:
+async def fetch_files(
+    target: str, fingerprint: str, tls: PeerTls | None = None
+) -> dict[str, bytes]:
     """Fetch the files of one tokenizer, if it is the model's.
 
     Raises:
         FailedPreconditionError: It is another one, or what came is damaged or too large.
         grpc.aio.AioRpcError: The call failed.
     """
-    async with open_channel(target) as channel:
+    async with open_channel(target, tls=tls) as channel:
         stub = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         info = await stub.GetTokenizerInfo(
             tokenizer_pb2.GetTokenizerInfoRequest(), timeout=INFO_TIMEOUT_S

@@ -68,7 +68,7 @@ def _delta(response: Any, text: str) -> Any:
 
 @asynccontextmanager
 async def running_gateway(
-    listen: str = "127.0.0.1:0", *, serving: bool = True
+    listen: str = "127.0.0.1:0", *, serving: bool = True, admin_listen: str | None = None
 ) -> AsyncIterator[tuple[Any, str]]:
     """Run a fake gateway; give the servicer and the target."""
     servicer = FakeInferenceService()
@@ -76,7 +76,7 @@ async def running_gateway(
     def register(server: Any) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
-    server = ServiceServer(ServerConfig(listen=listen), SERVICE_NAME, [register])
+    server = ServiceServer(ServerConfig(listen, admin_listen), SERVICE_NAME, [register])
     await server.start()
     await server.set_serving(serving, "starting")
     try:

@@ -57,7 +57,8 @@ async def _serve(module: str) -> int:
     await _wait_peers(flags, stop)
     if module == "gateway":
         listen = f"{flags['host']}:{flags['grpc-port']}"
-        async with running_gateway(listen, serving=behaviour != "starting"):
+        serving, admin = behaviour != "starting", flags["admin-listen"]
+        async with running_gateway(listen, serving=serving, admin_listen=admin):
             await stop
         return 0
     config = ServerConfig(listen=flags["listen"], admin_listen=flags["admin-listen"])

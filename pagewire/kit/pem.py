@@ -1,0 +1,83 @@
+"""PEM files of a certificate, its key and the authorities of the other side, read and tried.
+
+It knows neither gRPC nor HTTP, nor what the certificates are for.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagewire.kit.config import ConfigError
+
+_MAX_FILE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PemFiles:
+    """What was in the files."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes | None
+    """None: the other side shows no certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class PemPaths:
+    """Where the files are, and the flags that say so, for messages."""
+
+    cert: Path
+    key: Path
+    ca: Path | None
+    flags: tuple[str, str, str]
+    """Of certificate, key and authorities."""
+
+    def __iter__(self) -> Iterator[tuple[Path, str]]:
+        for path, flag in zip((self.cert, self.key, self.ca), self.flags, strict=True):
+            if path is not None:
+                yield path, flag
+
+    def read(self) -> PemFiles:
+        """Read and try the files.
+
+        Raises:
+            ConfigError: One cannot be used; the message names its flag.
+        """
+        contents = [_read(path, flag) for path, flag in self]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # Without the function OpenSSL asks on the terminal for a passphrase.
+            context.load_cert_chain(self.cert, self.key, password=lambda: b"")
+        except (ssl.SSLError, ValueError) as exc:
+            rule = "must be PEM files of a certificate and its key, without a passphrase"
+            flags = f"{self.flags[0]} {self.cert} and {self.flags[1]} {self.key}"
+            raise ConfigError(f"{flags}: {rule}") from exc
+        if self.ca is None:
+            return PemFiles(contents[0], contents[1], None)
+        try:
+            context.load_verify_locations(self.ca)
+        except ssl.SSLError as exc:
+            raise ConfigError(f"{self.flags[2]} {self.ca}: has no certificate in PEM") from exc
+        return PemFiles(contents[0], contents[1], contents[2])
+
+    def stamps(self) -> tuple[tuple[int, int], ...]:
+        """Return what changes when a file is replaced.
+
+        Raises:
+            OSError: One is gone.
+        """
+        return tuple((path.stat().st_ino, path.stat().st_mtime_ns) for path, _ in self)
+
+
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"{flag} {path}: {(exc.strerror or 'cannot be read').lower()}") from exc
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{flag} {path}: has more than {_MAX_FILE_BYTES} bytes")
+    return content
