@@ -24,6 +24,7 @@ from pagewire.cli.stack import (
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.config import ConfigError, load_config
 from pagewire.kit.config_fields import settings_of
+from pagewire.kit.tls import TlsConfig
 from scheduler_svc.config import SchedulerServiceConfig
 from tokenizer_svc.config import TokenizerServiceConfig
 from worker_svc.config import WorkerConfig
@@ -110,7 +111,9 @@ def test_every_setting_of_the_gateway_is_given():
     serve = {setting.flag for setting in settings_of(ServeConfig)}
     plans = plan()["gateway"], plan("--grpc-transport=uds")["gateway"]
     planned = {flag.partition("=")[0] for flags in plans for flag in flags}
-    assert {s.flag for s in settings_of(GatewayConfig)} - serve - planned == set()
+    between_machines = {setting.flag for setting in settings_of(TlsConfig)}
+    given = serve | planned | between_machines
+    assert {s.flag for s in settings_of(GatewayConfig)} - given == set()
 
 
 def test_limits_and_access_reach_the_gateway():
@@ -154,6 +157,19 @@ def test_keys_travel_in_the_environment():
         environment = plan_environment(config, {})
         gateway = load_config(GatewayConfig, prog="x", argv=[], env=environment)
         assert gateway.access.api_key == keys
+
+
+def test_services_of_one_machine_do_not_take_up_the_certificates_of_its_environment():
+    environment = plan_environment(ServeConfig(), {"PAGEWIRE_TLS_CERT": "/c", "PATH": "/bin"})
+    assert environment["PATH"] == "/bin"
+    assert not any(name.startswith("PAGEWIRE_TLS_") for name in environment)
+
+
+def test_clients_may_be_served_with_tls():
+    flags = ["--ssl-certfile=/c", "--ssl-keyfile=/k", "--ssl-ca-certs=/a"]
+    gateway = load_config(GatewayConfig, prog="x", argv=plan(*flags)["gateway"], env={})
+    assert gateway.ssl.paths is not None
+    assert [str(path) for path, _ in gateway.ssl.paths] == ["/c", "/k", "/a"]
 
 
 def test_the_engine_is_served_to_smg_only_where_it_is_asked_for_and_on_loopback():
