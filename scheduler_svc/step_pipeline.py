@@ -158,7 +158,8 @@ class StepPipeline:
             try:
                 await self._executor.send(output)
             except WorkerLostError as error:
-                self._on_step_failed(scheduler, str(error))
+                self._in_flight.pop()  # whatever ended the worker, it was not this one
+                self._on_step_failed(scheduler, error)
                 raise
             if len(self._in_flight) == 1:
                 await self._send_masks(scheduler, step)
@@ -172,10 +173,10 @@ class StepPipeline:
         try:
             result = await self._executor.receive()
         except WorkerLostError as error:
-            self._on_step_failed(scheduler, str(error))
+            self._on_step_failed(scheduler, error)
             raise
         except StepFailedError as error:
-            self._on_step_failed(scheduler, str(error))
+            self._on_step_failed(scheduler, error)
             await self._take_back_steps(scheduler)
             return
         step = self._in_flight.popleft()
@@ -211,7 +212,7 @@ class StepPipeline:
         try:
             await self._executor.send_masks(output, masks)
         except WorkerLostError as error:
-            self._on_step_failed(scheduler, str(error))
+            self._on_step_failed(scheduler, error)
             raise
 
     async def _wait_for_work(self) -> None:
@@ -252,11 +253,18 @@ class StepPipeline:
                 num_blocks=stats.num_blocks,
             )
 
-    def _on_step_failed(self, scheduler: Scheduler, reason: str) -> None:
-        # The oldest, and one a further pipeline stage, ran; the others had not begun.
-        running = [step.output for step in self._in_flight][: self._executor.num_stages]
+    def _on_step_failed(
+        self, scheduler: Scheduler, error: WorkerLostError | StepFailedError
+    ) -> None:
+        # A worker that lives failed the oldest step. One that died may have been at the next one:
+        # the answer to the oldest is lost with it.
+        outputs = [step.output for step in self._in_flight]
+        suspected = outputs[:1] if isinstance(error, StepFailedError) else outputs
         self.num_failed_steps += 1
         log.error(
-            "step_failed", step=running[0].step, reason=reason, in_a_row=self.num_failed_steps
+            "step_failed",
+            steps=[output.step for output in suspected],
+            reason=str(error),
+            in_a_row=self.num_failed_steps,
         )
-        self._owner.suspect(scheduler.suspect_steps(running))
+        self._owner.suspect(scheduler.suspect_steps(suspected))

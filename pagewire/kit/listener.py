@@ -129,8 +129,9 @@ def server_options(max_message_bytes: int, max_connections: int | None) -> list[
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Peers ping idle connections every 10 to 30 s; by default that ends in GOAWAY.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        # By default pings end in GOAWAY: those of an idle connection every 10 to 30 s, and those of
+        # a peer that was held up for a while and reads what came meanwhile in one go.
+        ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
     ]
