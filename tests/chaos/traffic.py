@@ -187,13 +187,21 @@ class Client:
     """Of the answer that is coming."""
     num_refusals: int = 0
     """UNAVAILABLE before admission: a client asks again."""
+    num_lost: int = 0
+    """Ended with their gateway; only where that is expected."""
+    num_asked: int = 0
+    num_events: int = 0
+    """Of all answers; grows with each token."""
 
 
 class Load:
     """Clients that each have one request under way until `finish`. See `run_load`."""
 
-    def __init__(self, stubs: Sequence[Stub], requests: Sequence[Request]) -> None:
+    def __init__(
+        self, stubs: Sequence[Stub], requests: Sequence[Request], forgives_lost_gateways: bool
+    ) -> None:
         self.clients = [Client(request) for request in requests]
+        self._forgives_lost_gateways = forgives_lost_gateways
         self._stubs = stubs
         self._ending = False
         self._changed = asyncio.Event()
@@ -236,6 +244,16 @@ class Load:
             )
         )
 
+    async def wait_progress(self) -> None:
+        """Wait until every client has got something more."""
+        before = [client.num_events for client in self.clients]
+        await self.wait(
+            lambda: all(
+                client.num_events > number
+                for client, number in zip(self.clients, before, strict=True)
+            )
+        )
+
     async def finish(self) -> None:
         """Let every client end what it has under way, and no more; each asks at least once."""
         self._ending = True
@@ -253,6 +271,14 @@ class Load:
         return sum(client.num_refusals for client in self.clients)
 
     @property
+    def num_lost(self) -> int:
+        return sum(client.num_lost for client in self.clients)
+
+    @property
+    def num_asked(self) -> int:
+        return sum(client.num_asked for client in self.clients)
+
+    @property
     def longest_pause_s(self) -> float:
         return max(a.longest_pause_s for client in self.clients for a in client.answers)
 
@@ -268,6 +294,7 @@ class Load:
     async def _run(self, client: Client, number: int) -> None:
         def on_event(answer: Answer) -> None:
             client.num_tokens = answer.num_tokens
+            client.num_events += 1
             self._changed.set()
 
         while not (self._ending and client.answers):
@@ -279,7 +306,10 @@ class Load:
     async def _ask_until_admitted(
         self, client: Client, number: int, on_event: Callable[[Answer], None]
     ) -> Answer:
-        """Ask one gateway after another, as long as they refuse; a request admitted must end."""
+        """Ask one gateway after another, as long as they refuse; a request admitted must end.
+
+        Where lost gateways are forgiven, what ended with its gateway is asked again from its start.
+        """
         started = False
 
         def note(answer: Answer) -> None:
@@ -288,13 +318,21 @@ class Load:
             on_event(answer)
 
         while True:
-            stub = self._stubs[(number + client.num_refusals) % len(self._stubs)]
+            num_failures = client.num_refusals + client.num_lost
+            stub = self._stubs[(number + num_failures) % len(self._stubs)]
+            client.num_asked += 1
             try:
                 return await ask(stub, client.request, note)
             except grpc.aio.AioRpcError as error:
-                if started or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-            client.num_refusals += 1
+                if started and not self._forgives_lost_gateways:
+                    raise
+            if started:
+                client.num_lost += 1
+            else:
+                client.num_refusals += 1
+            started = False
             await asyncio.sleep(_RETRY_PAUSE_S)
 
 
@@ -310,9 +348,11 @@ async def open_stubs(targets: Sequence[str]) -> AsyncIterator[list[Stub]]:
 
 
 @asynccontextmanager
-async def run_load(stubs: Sequence[Stub], requests: Sequence[Request]) -> AsyncIterator[Load]:
-    """Keep requests under way inside."""
-    load = Load(stubs, requests)
+async def run_load(
+    stubs: Sequence[Stub], requests: Sequence[Request], *, forgives_lost_gateways: bool = False
+) -> AsyncIterator[Load]:
+    """Keep requests under way inside; a stream that ends with its gateway fails, or is forgiven."""
+    load = Load(stubs, requests, forgives_lost_gateways)
     load.start()
     try:
         yield load
