@@ -13,6 +13,7 @@ from typing import Literal
 from gateway.access.client_limits import ClientLimits
 from gateway.access.keys import KeyRing, parse_keys, read_key_file
 from gateway.message_config import MessageConfig
+from gateway.routing.policies import PolicyName
 from pagewire.kit.channels import check_target
 from pagewire.kit.config import ConfigError
 from pagewire.kit.pem import PemPaths
@@ -189,9 +190,14 @@ class GatewayConfig:
     metrics_port: int = 9100
     """Port of Prometheus metrics over HTTP; 0: off. They are also at /metrics of the HTTP API."""
     schedulers: tuple[str, ...] = ("127.0.0.1:50052",)
-    """Schedulers: host:port, dns:///name:port or unix:/path."""
+    """Schedulers: host:port, dns:///name:port (each address behind the name) or unix:/path."""
     tokenizers: tuple[str, ...] = ("127.0.0.1:50051",)
     """Tokenizers: host:port, dns:///name:port or unix:/path; one is used at a time."""
+    routing_policy: PolicyName = "prefix-aware"
+    """Which scheduler a request goes to. prefix-aware: the one that has most of its prompt cached,
+    unless others have much less to do; least-loaded; round-robin."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Serve GET /tokenizer_info: the tokenizer's configuration with its chat template."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Sampling parameters of requests that name none. auto: those that the model's own generation
     config recommends; vllm: none of them, so temperature 1 and all else off."""

@@ -7,15 +7,16 @@ added again on reconnect, with their output so far; after `recovery_timeout_s` t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
 from gateway.engine_stream import EngineStream, GatewayIdentity
 from gateway.generation import AbortReason
 from gateway.live_request import LiveRequest, TokenSink
-from gateway.streams import Recovery, StreamLostError
+from gateway.streams import Recovery, StreamLostError, run_until_one_ends
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
@@ -25,6 +26,18 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import sampling_params_from_proto
 
 log = get_logger("gateway.engine_client")
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheInfo:
+    """What is an engine's own, and no part of what it serves."""
+
+    scheduler_id: str = ""
+    epoch: int = 0
+    """With the id: which process it is."""
+    block_size: int = 0
+    """Tokens in a KV block; 0: not said."""
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,15 @@ class EngineInfo:
     tokenizer_fingerprint: str
     max_logprobs: int
     """Most candidates that a request may ask for, of a token."""
+    kv_cache: KvCacheInfo = field(default=KvCacheInfo(), compare=False)
+    """Engines are equal whatever it is: a request that suits one suits the other."""
+
+
+Follow = Callable[
+    ["scheduler_pb2_grpc.SchedulerServiceAsyncStub", EngineInfo],
+    Iterable[Coroutine[Any, Any, None]],
+]
+"""Gives what runs beside a stream that has connected, and ends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +91,7 @@ class EngineClient:
         sink: TokenSink,
         on_change: Callable[[], None],
         rehome: Callable[[EngineClient, LiveRequest], bool],
+        follow: Follow = lambda stub, info: (),
     ) -> None:
         self.target = target
         self.info: EngineInfo | None = None
@@ -76,6 +99,7 @@ class EngineClient:
         self._sink = sink
         self._on_change = on_change
         self._rehome = rehome
+        self._follow = follow
         self._stream: EngineStream | None = None
         self._orphans: list[LiveRequest] = []
         self._generation = 0
@@ -141,6 +165,11 @@ class EngineClient:
         if self._stream is not None:
             await self._stream.say_goodbye()
 
+    def retire(self) -> None:
+        """Find what is left another engine, or end it: nobody runs this client any more."""
+        self._orphans = [each for each in self._orphans if not self._rehome(self, each)]
+        self._fail_all("the engine has left", "ENGINE_LOST")
+
     async def run(self) -> None:
         """Keep connected until closed or cancelled."""
         async with open_channel(self.target, tls=self._settings.tls) as channel:
@@ -169,8 +198,9 @@ class EngineClient:
             accepted = await stream.open(self._settings.identity, self._generation, timeout_s)
             if accepted.engine_fingerprint != answer.engine_fingerprint:
                 raise StreamLostError("the engine changed while we connected")
-            self._on_connected(stream, _engine_info(answer, self._settings))
-            await stream.run()
+            info = _engine_info(answer, self._settings)
+            self._on_connected(stream, info)
+            await run_until_one_ends(stream.run(), *self._follow(stub, info))
         finally:
             self._stream = None
             self._orphans += stream.take_requests()
@@ -227,4 +257,7 @@ def _engine_info(
         engine_fingerprint=answer.engine_fingerprint,
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         max_logprobs=answer.max_logprobs,
+        kv_cache=KvCacheInfo(
+            answer.scheduler_id, answer.epoch, answer.block_size, answer.num_gpu_blocks
+        ),
     )

@@ -1,7 +1,7 @@
 """The schedulers of this gateway: which one a request goes to, and where it goes when one is lost.
 
-The choice is the gateway's own; a sidecar only carries. It knows served models and load as engine
-count, nothing of tokens.
+The choice is the gateway's own; a sidecar only carries. The pool knows who is there and what they
+serve; the rules of the choice are in `gateway.routing`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from dataclasses import dataclass
 
 from gateway.engine_client import EngineClient, EngineInfo, EngineSettings
 from gateway.live_request import LiveRequest, TokenSink
+from gateway.routing.membership import Membership, Resolve, follow_members
+from gateway.routing.policies import PolicyName, RoutingPolicy
+from gateway.routing.prefix_match import PromptPrefix, match_prefix
+from gateway.routing.replica import Replica
+from pagewire.kit.dns import resolve
 from pagewire.kit.errors import NotFoundError, ServiceUnavailableError
+from pagewire.kit.logs import get_logger
+from pagewire.kit.tasks import TaskOwner, cancel_and_wait
+
+log = get_logger("gateway.engine_pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +35,70 @@ class ServedModel:
     """In tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How replicas are found and chosen."""
+
+    routing_policy: PolicyName = "prefix-aware"
+    leave_timeout_s: float = 3600.0
+    """Longest that requests may still run on a replica that is no member any more."""
+    resolve: Resolve = resolve
+    """Asked for the addresses behind DNS names."""
+
+
+@dataclass(slots=True)
+class RoutingCounters:
+    """What the choices came to."""
+
+    num_prompt_tokens: int = 0
+    """Of prompts that were sent to a replica."""
+    num_matched_tokens: int = 0
+    """Of those, known to be cached at the replica that was chosen."""
+
+
 class EnginePool:
-    """All engine clients. Used from one event loop; the composition root runs the clients."""
+    """All replicas. Used from one event loop; `run` owns every task."""
 
     def __init__(
         self,
         targets: Sequence[str],
-        settings: EngineSettings,
+        engine: EngineSettings,
         sink: TokenSink,
         on_change: Callable[[], None],
+        settings: PoolSettings | None = None,
     ) -> None:
-        self._on_change = on_change
-        self.clients = [
-            EngineClient(target, settings, sink, self._changed, self._rehome) for target in targets
-        ]
+        self.counters = RoutingCounters()
         self.models: dict[str, ServedModel] = {}
         """By served name, in the order in which we came to know them."""
+        self._engine = engine
+        self._sink = sink
+        self._on_change = on_change
+        self._settings = settings or PoolSettings()
+        self._policy = RoutingPolicy(self._settings.routing_policy)
+        self._membership = Membership(targets)
+        self._replicas: dict[str, Replica] = {}
+        self._tasks = TaskOwner()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        for address in self._membership.addresses:
+            self._join(address)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return list(self._replicas.values())
+
+    @property
+    def clients(self) -> list[EngineClient]:
+        return [replica.client for replica in self._replicas.values()]
 
     @property
     def ready(self) -> list[EngineClient]:
-        return [client for client in self.clients if client.is_ready]
+        """Those that take new requests."""
+        return [replica.client for replica in self._replicas.values() if replica.takes_requests]
 
     def choose(self, model: str, tokenizer_fingerprint: str) -> tuple[EngineClient, EngineInfo]:
-        """Return the ready engine with the fewest of our requests for a model ("": the default).
+        """Return an engine whose limits a request for a model ("": the default) is held to.
+
+        `dispatch` may send it to another one of the same limits, once its tokens are known.
 
         Args:
             model: A served name; "" is the one that we have known longest.
@@ -80,9 +130,128 @@ class EnginePool:
             )
         return min(candidates, key=lambda candidate: candidate[0].num_requests)
 
+    def dispatch(
+        self, requests: Sequence[LiveRequest], engine: EngineClient, info: EngineInfo
+    ) -> None:
+        """Send the outputs of one prompt to the replica that suits them best.
+
+        Args:
+            requests: Of the same prompt; at least one.
+            engine: Gets them if none is ready any more, and waits for its scheduler.
+            info: What they were held to; only replicas that equal it are considered.
+        """
+        able = [
+            replica
+            for replica in self._replicas.values()
+            if replica.takes_requests and replica.client.info == info
+        ]
+        if not able:
+            for request in requests:
+                engine.add(request)
+            return
+        first = requests[0].request
+        prompt = PromptPrefix(first.prompt_token_ids, first.cache_salt)
+        replica, num_matched = self._route(able, prompt)
+        num_tokens = len(prompt.token_ids)
+        self.counters.num_prompt_tokens += num_tokens
+        self.counters.num_matched_tokens += num_matched
+        for place, request in enumerate(requests):
+            # Siblings share what the first one computes.
+            replica.add(request, 1 if place else num_tokens - num_matched)
+
+    async def run(self) -> None:
+        """Keep connected to every replica, and follow who joins and leaves, until cancelled."""
+        async with self._tasks:
+            for replica in self.replicas:
+                self._start(replica)
+            self._tasks.spawn(
+                follow_members(
+                    self._membership, self.set_addresses, resolve=self._settings.resolve
+                ),
+                name="members",
+            )
+            await self._tasks.wait_failed()
+
     async def close(self) -> None:
         """Take leave of all schedulers."""
         await asyncio.gather(*(client.close() for client in self.clients))
+
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Let replicas join and leave.
+
+        One that leaves gets no new request and keeps those that it has, until they have ended or
+        the time for it is over; one that comes back stays.
+        """
+        for address in addresses:
+            replica = self._replicas.get(address)
+            if replica is None:
+                self._start(self._join(address))
+            elif replica.leaves_at_s is not None:
+                replica.leaves_at_s = None
+                self._changed()
+        now_s = time.monotonic()
+        for replica in self.replicas:
+            if replica.target in addresses:
+                continue
+            if replica.leaves_at_s is None:
+                log.info("replica_leaves", target=replica.target)
+                replica.leaves_at_s = now_s + self._settings.leave_timeout_s
+                self._changed()
+            if not replica.client.num_requests or now_s >= replica.leaves_at_s:
+                self._drop(replica)
+
+    def _join(self, address: str) -> Replica:
+        log.debug("replica_joins", target=address)
+        replica = Replica(
+            address,
+            self._engine,
+            self._sink,
+            self._changed,
+            self._rehome,
+            wants_prefixes=self._policy.wants_prefixes,
+        )
+        self._replicas[address] = replica
+        return replica
+
+    def _start(self, replica: Replica) -> None:
+        name = f"engine {replica.target}"
+        self._running[replica.target] = self._tasks.spawn(replica.client.run(), name=name)
+
+    def _drop(self, replica: Replica) -> None:
+        log.info("replica_left", target=replica.target)
+        del self._replicas[replica.target]
+        self._policy.forget(replica.target)
+        task = self._running.pop(replica.target)
+        self._tasks.spawn(_end(replica.client, task), name=f"leave {replica.target}")
+        self._changed()
+
+    def _route(self, able: Sequence[Replica], prompt: PromptPrefix) -> tuple[Replica, int]:
+        """Return the replica and how many leading tokens it is known to have.
+
+        When every one has failed too often lately, they are used as if none had: a breaker moves
+        requests to others, it never makes an outage of its own.
+        """
+        able = [replica for replica in able if replica.allows_requests] or able
+        matched = [0] * len(able)
+        if self._policy.wants_prefixes:
+            matched = match_prefix(prompt, [replica.index for replica in able])
+        known = [
+            replica.load.num_requests(replica.client.num_requests)
+            for replica in able
+            if replica.load.is_known
+        ]
+        # Who does not tell may be stuck: it counts as the most loaded.
+        unknown = max(known, default=0)
+        places = {replica.target: place for place, replica in enumerate(able)}
+        chosen = self._policy.choose(
+            [
+                replica.candidate(num_matched, unknown)
+                for replica, num_matched in zip(able, matched, strict=True)
+            ],
+            len(prompt.token_ids),
+        )
+        place = places[chosen.key]
+        return able[place], matched[place]
 
     def _changed(self) -> None:
         for client in self.ready:
@@ -102,14 +271,28 @@ class EnginePool:
             return False
         fingerprint = lost.info.engine_fingerprint
         twins = [
-            client
-            for client in self.ready
-            if client is not lost
-            and not client.is_recovering
-            and client.info
-            and client.info.engine_fingerprint == fingerprint
+            replica
+            for replica in self._replicas.values()
+            if replica.takes_requests
+            and replica.client is not lost
+            and not replica.client.is_recovering
+            and replica.client.info is not None
+            and replica.client.info.engine_fingerprint == fingerprint
         ]
         if not twins:
             return False
-        min(twins, key=lambda client: client.num_requests).add(request)
+        twins = [replica for replica in twins if replica.allows_requests] or twins
+        # By load alone: many move at once, and what they had cached is gone with their engine.
+        num_tokens = len(request.request.prompt_token_ids) + len(request.output_token_ids)
+        min(twins, key=_load_of_twin).add(request, num_tokens)
         return True
+
+
+def _load_of_twin(replica: Replica) -> int:
+    return replica.load.num_requests(replica.client.num_requests)
+
+
+async def _end(client: EngineClient, running: asyncio.Task[None]) -> None:
+    await client.close()
+    await cancel_and_wait(running)
+    client.retire()

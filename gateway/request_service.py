@@ -140,7 +140,7 @@ class RequestService:
                     deadline_ns=arrival_time_ns + int(timeout_s * _NS_PER_S),
                 )
                 generation.enter(self._fan_out(plan, generation), request.n)
-                await self._admit(generation, engine)
+                await self._admit(generation, request.n, engine, info)
                 yield generation
             finally:
                 self._release(generation)
@@ -219,9 +219,11 @@ class RequestService:
                 )
         return children
 
-    async def _admit(self, generation: Generation, engine: EngineClient) -> None:
-        for request in generation.requests:
-            engine.add(request)
+    async def _admit(
+        self, generation: Generation, n: int, engine: EngineClient, info: EngineInfo
+    ) -> None:
+        for first in range(0, len(generation.requests), n):
+            self.engines.dispatch(generation.requests[first : first + n], engine, info)
         async with generation.deadline():
             await asyncio.gather(*(request.admission for request in generation.requests))
 

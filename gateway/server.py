@@ -16,7 +16,7 @@ from gateway.access.metrics import ClientMetrics
 from gateway.config import GatewayConfig
 from gateway.detokenizer import Detokenizer
 from gateway.engine_client import EngineSettings
-from gateway.engine_pool import EnginePool
+from gateway.engine_pool import EnginePool, PoolSettings
 from gateway.engine_stream import GatewayIdentity
 from gateway.http.app import HttpSettings, build_app
 from gateway.http.protocol import ConnectionLimits
@@ -26,6 +26,7 @@ from gateway.message_service import MessageService
 from gateway.metrics import GatewayMetrics
 from gateway.readiness import Readiness
 from gateway.request_service import Backends, RequestService
+from gateway.routing.metrics import ReplicaCollector
 from gateway.servicer import InferenceServicer
 from gateway.token_service import TokenService
 from gateway.tokenizer_client import TokenizerClient
@@ -54,6 +55,7 @@ class GatewayServer:
         metrics = GatewayMetrics(registry)
         self.readiness = Readiness()
         self._backends = self._build_backends()
+        registry.register(ReplicaCollector(self._backends.engines))
         self.service = RequestService(
             self._backends,
             config.limits,
@@ -83,7 +85,12 @@ class GatewayServer:
             registry=registry,
         )
         timeout_s = config.timeouts.body_timeout_s
-        settings = HttpSettings(config.limits, timeout_s, config.timeouts.stream_keep_alive_s)
+        settings = HttpSettings(
+            config.limits,
+            timeout_s,
+            config.timeouts.stream_keep_alive_s,
+            config.enable_tokenizer_info_endpoint,
+        )
         routes = build_app(self.service, tokens, metrics, settings)
         self.http_server = HttpServer(
             guarded(routes, clients, config.cors, metrics),
@@ -109,8 +116,7 @@ class GatewayServer:
         await self.http_server.start()
         self._owner.spawn(self._report_readiness(), name="readiness")
         self._owner.spawn(self._backends.tokenizer.run(), name="tokenizer")
-        for client in self._backends.engines.clients:
-            self._owner.spawn(client.run(), name=f"engine {client.target}")
+        self._owner.spawn(self._backends.engines.run(), name="engines")
         log.info("http_listening", host=self._config.host, port=self.http_server.port)
 
     async def wait_failed(self) -> None:
@@ -146,7 +152,8 @@ class GatewayServer:
             tls=config.tls.peer("scheduler"),
         )
         on_change = self.readiness.changed.set
-        engines = EnginePool(config.schedulers, settings, detokenizer, on_change)
+        pool = PoolSettings(config.routing_policy, timeouts.request_timeout_s)
+        engines = EnginePool(config.schedulers, settings, detokenizer, on_change, pool)
         tokenizer = TokenizerClient(
             config.tokenizers,
             detokenizer,

@@ -120,6 +120,9 @@ class GatewayOptions:
     """Seconds that output may wait for a client that reads nothing, until its request is ended."""
     stream_keep_alive_s: float = field(default=15.0, metadata={"flag": "--stream-keep-alive"})
     """Seconds without an event until an HTTP stream gets a comment, so that proxies keep it."""
+    routing_policy: Literal["prefix-aware", "least-loaded", "round-robin"] = "prefix-aware"
+    """Which scheduler a request goes to. prefix-aware: the one that has most of its prompt cached,
+    unless others have much less to do; least-loaded; round-robin."""
     generation_config: Literal["auto", "vllm"] = "auto"
     """Sampling parameters of requests that name none. auto: those that the model's own generation
     config recommends; vllm: none of them, so temperature 1 and all else off."""
