@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # A Docker Engine for the container tests, where there is none: on Debian, as root, beside whatever else the machine runs.
 #
-#   scripts/container_engine.sh up      start an engine of its own with the base image; installs what is missing with apt-get
-#   scripts/container_engine.sh env     print what points docker and the tests at it:  eval "$(scripts/container_engine.sh env)"
-#   scripts/container_engine.sh down    stop it and remove all that it made
+#   scripts/container_engine.sh up            start an engine of its own with the base image; apt-get installs what is missing
+#   scripts/container_engine.sh up compiler   the same, with the image that kernels are compiled in
+#   scripts/container_engine.sh env           print what points docker at it:  eval "$(scripts/container_engine.sh env)"
+#   scripts/container_engine.sh down          stop it and remove all that it made
 #
-# If an engine answers already, `up` and `env` leave it at that. The base image is pulled; if no registry can be reached, a
-# stand-in is made from Debian's packages. Everything lives in $PAGEWIRE_ENGINE_DIR (default: /tmp/pagewire-engine). The
+# If an engine answers already, `up` and `env` leave it at that. Base images are pulled; if no registry can be reached,
+# stand-ins are made from Debian's packages. Everything lives in $PAGEWIRE_ENGINE_DIR (default: /tmp/pagewire-engine). The
 # machine's firewall is left alone, so containers reach each other and this machine their ports, but builds reach no package
 # index: they take wheels from a folder (scripts/download_wheels.py).
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
 dir=${PAGEWIRE_ENGINE_DIR:-/tmp/pagewire-engine}
 socket=$dir/docker.sock
-image=python:3.11-slim-bookworm
 
 fail() { echo "error: no Docker Engine: $1" >&2; exit 1; }
 
@@ -43,25 +43,31 @@ start_engine() {
   fail "dockerd did not start: $(tail -n 1 "$dir/dockerd.log")"
 }
 
-make_base_image() {
-  docker image inspect "$image" >/dev/null 2>&1 && return
-  timeout 60 docker pull --quiet "$image" >/dev/null 2>&1 && return
+# Usage: have_image NAME PACKAGES
+have_image() {
+  docker image inspect "$1" >/dev/null 2>&1 && return
+  timeout 60 docker pull --quiet "$1" >/dev/null 2>&1 && return
   command -v mmdebstrap >/dev/null || apt-get install -y -qq --no-install-recommends mmdebstrap >/dev/null ||
-    fail "$image cannot be pulled, and mmdebstrap is missing"
-  mmdebstrap --quiet --variant=minbase --include=python3,python3-venv,python-is-python3,ca-certificates \
+    fail "$1 cannot be pulled, and mmdebstrap is missing"
+  mmdebstrap --quiet --variant=minbase --include="$2" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*' \
-    bookworm "$dir/base.tar" 2>"$dir/base.log" || fail "$image cannot be made: $(tail -n 1 "$dir/base.log")"
-  docker import --change 'ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/bin:/usr/sbin:/sbin' "$dir/base.tar" "$image" >/dev/null
+    bookworm "$dir/base.tar" 2>"$dir/base.log" || fail "$1 cannot be made: $(tail -n 1 "$dir/base.log")"
+  docker import --change 'ENV PATH=/usr/local/bin:/usr/local/sbin:/usr/bin:/bin:/usr/sbin:/sbin' "$dir/base.tar" "$1" >/dev/null
   rm "$dir/base.tar"
 }
 
 up() {
-  command -v docker >/dev/null && answers && { echo "a Docker Engine runs already"; return; }
+  if [ "${DOCKER_HOST:-}" != "unix://$socket" ] && command -v docker >/dev/null && answers; then
+    echo "a Docker Engine runs already"
+    return
+  fi
   install_engine
   has_own || start_engine
   export DOCKER_HOST=unix://$socket
-  make_base_image
+  local python=python3,python3-venv,python-is-python3,ca-certificates
+  have_image python:3.11-slim-bookworm "$python"
+  if [ "${1:-}" = compiler ]; then have_image python:3.11-bookworm "$python,g++"; fi
   echo "a Docker Engine runs at $DOCKER_HOST"
 }
 
@@ -81,12 +87,13 @@ down() {
   has_own && DOCKER_HOST=unix://$socket docker ps --quiet | DOCKER_HOST=unix://$socket xargs --no-run-if-empty docker kill >/dev/null
   stop_engine
   awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/mounts | sort --reverse | xargs --no-run-if-empty --max-args=1 umount
+  if [ -d "$dir" ]; then ip link delete docker0 2>/dev/null || true; fi
   rm -rf "$dir"
 }
 
 case ${1:-} in
-  up) up ;;
+  up) up "${2:-}" ;;
   env) if has_own; then echo "export DOCKER_HOST=unix://$socket"; fi ;;
   down) down ;;
-  *) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -69,7 +69,11 @@ class ComposeStack:
     def up(self, **scale: int) -> None:
         """Start what does not run, and wait until all of it is healthy."""
         scales = [f"--scale={service}={count}" for service, count in scale.items()]
-        self.compose("up", "--detach", "--no-build", "--no-recreate", "--wait", *scales)
+        try:
+            self.compose("up", "--detach", "--no-build", "--no-recreate", "--wait", *scales)
+        except AssertionError as error:
+            error.add_note(self.compose("logs", "--no-color", "--tail=20"))
+            raise
 
     def containers(self, service: str | None = None) -> list[str]:
         """Return the ids of the running containers, of one service or all."""
