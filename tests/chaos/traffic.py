@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from pagewire.kit.channels import open_channel
+from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.tasks import TaskOwner
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.chaos.stack import WAIT_TIMEOUT_S
@@ -326,7 +327,7 @@ class Load:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise
-                if started and not self._forgives_lost_gateways:
+                if started and not (self._forgives_lost_gateways and _is_of_gateway(error)):
                     raise
             if started:
                 client.num_lost += 1
@@ -334,6 +335,11 @@ class Load:
                 client.num_refusals += 1
             started = False
             await asyncio.sleep(_RETRY_PAUSE_S)
+
+
+def _is_of_gateway(error: grpc.aio.AioRpcError) -> bool:
+    """Whether it says that the gateway itself went away, not something behind it."""
+    return from_rpc_error(error).reason in ("PEER_UNAVAILABLE", "SHUTTING_DOWN")
 
 
 @asynccontextmanager
