@@ -5,8 +5,10 @@ An engine must serve the model, since its context length and vocabulary are part
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.engine_client import EngineInfo
 from gateway.engine_pool import EnginePool
@@ -16,6 +18,12 @@ from gateway.request_plan import check_prompt_bytes
 from gateway.tokenizer_client import TokenizerClient
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import check_token_ids
+
+_CONFIG = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
+_MAX_FILES_BYTES = 8 * 1024 * 1024
+# What Hugging Face makes of a tokenizer.json whose configuration names none.
+_DEFAULT_CLASS = "PreTrainedTokenizerFast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Tokenized:
 
 
 class TokenService:
-    """Used from one event loop; holds no state."""
+    """Used from one event loop."""
 
     def __init__(
         self,
@@ -41,6 +49,8 @@ class TokenService:
         self._tokenizer = tokenizer
         self._readiness = readiness
         self._max_prompt_bytes = max_prompt_bytes
+        self._info: tuple[str, dict[str, Any]] | None = None
+        """What `tokenizer_info` found for the tokenizer with this fingerprint."""
 
     async def tokenize(
         self, model: str, prompt: str | ChatPrompt, add_special_tokens: bool = True
@@ -90,7 +100,29 @@ class TokenService:
         by_id = dict(zip(distinct, texts, strict=True))
         return [by_id[token_id] for token_id in token_ids]
 
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """Return the tokenizer's configuration, with its chat template.
+
+        Raises:
+            PagewireError: No tokenizer can be asked.
+        """
+        self._readiness.check()
+        info = self._tokenizer.info
+        fingerprint = info.fingerprint if info else ""
+        if self._info is None or self._info[0] != fingerprint:
+            files = await self._tokenizer.files((_CONFIG, _TEMPLATE), _MAX_FILES_BYTES)
+            self._info = fingerprint, _tokenizer_info(files)
+        return self._info[1]
+
     def _choose(self, model: str) -> EngineInfo:
         self._readiness.check()
         tokenizer = self._tokenizer.info
         return self._engines.choose(model, tokenizer.fingerprint if tokenizer else "")[1]
+
+
+def _tokenizer_info(files: Mapping[str, bytes]) -> dict[str, Any]:
+    config = json.loads(files.get(_CONFIG, b"{}"))
+    template = files.get(_TEMPLATE)
+    if template is not None:
+        config["chat_template"] = template.decode("utf-8", "replace")
+    return {"tokenizer_class": _DEFAULT_CLASS, **config}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -22,6 +22,7 @@ from gateway.generation import ChatMessage, ChatPrompt
 from gateway.streams import StreamLostError
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import (
+    InternalError,
     PagewireError,
     ServiceUnavailableError,
     from_rpc_error,
@@ -116,6 +117,27 @@ class TokenizerClient:
         )
         answer = await self._call(lambda stub, timeout: stub.Decode(message, timeout=timeout))
         return answer.texts
+
+    async def files(self, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
+        """Read some of the tokenizer's files; one that it does not have is left out.
+
+        Raises:
+            PagewireError: No tokenizer answers in time, or they have more than `max_bytes`.
+        """
+        deadline_s = asyncio.get_running_loop().time() + self._connect_timeout_s
+        connection = await self._wait_connected(deadline_s)
+        request, files = tokenizer_pb2.GetTokenizerFilesRequest(), dict[str, bytes]()
+        try:
+            parts = connection.stub.GetTokenizerFiles(request, timeout=self._timeout_s)
+            async for part in parts:
+                if part.name in names:
+                    files[part.name] = files.get(part.name, b"") + part.chunk
+                if sum(map(len, files.values())) > max_bytes:
+                    parts.cancel()
+                    raise InternalError(f"the tokenizer's files have more than {max_bytes} bytes")
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc) from exc
+        return files
 
     async def run(self) -> None:
         """Keep connected until cancelled."""

@@ -27,6 +27,8 @@ class ApiKey:
 
     name: str
     digest: bytes
+    entry_digest: bytes
+    """Of the whole entry: one setting, as NAME=SECRET, serves the gateway and its clients."""
     overrides: Mapping[str, int | None]
     """Limits that the key's line gives in place of the gateway's, by their field."""
 
@@ -47,14 +49,15 @@ class KeyRing:
         return bool(self._keys)
 
     def client_of(self, secret: str) -> str | None:
-        """Return the name of the client whose secret this is; None: nobody's.
+        """Return the name of the client whose secret, or whole entry, this is; None: nobody's.
 
         All keys are compared, by digests of one length, so that timing says nothing about them.
         """
         digest = _digest(secret)
         found = None
         for key in self._keys:
-            if hmac.compare_digest(digest, key.digest):
+            is_secret = hmac.compare_digest(digest, key.digest)
+            if hmac.compare_digest(digest, key.entry_digest) or is_secret:
                 found = key.name
         return found
 
@@ -118,7 +121,7 @@ def _parse(entry: str, default_name: str | None, overrides: Mapping[str, int | N
         raise ValueError("a key that ends in = needs a name: NAME=SECRET")
     if not (secret.isascii() and secret.isprintable()) or len(secret) > _MAX_SECRET_CHARS:
         raise ValueError(f"keys must be printable ASCII of at most {_MAX_SECRET_CHARS} characters")
-    return ApiKey(name, _digest(secret), overrides)
+    return ApiKey(name, _digest(secret), _digest(entry), overrides)
 
 
 def _parse_limit(word: str) -> tuple[str, int | None]:
@@ -132,8 +135,9 @@ def _check_distinct(keys: Sequence[ApiKey]) -> None:
     owners: dict[bytes, str] = {}
     limited: set[str] = set()
     for key in keys:
-        if owners.setdefault(key.digest, key.name) != key.name:
-            raise ValueError(f"{owners[key.digest]} and {key.name} have the same secret")
+        for digest in (key.digest, key.entry_digest):
+            if owners.setdefault(digest, key.name) != key.name:
+                raise ValueError(f"{owners[digest]} and {key.name} have the same secret")
         if key.overrides and key.name in limited:
             raise ValueError(f"{key.name} has limits on two lines")
         limited.update([key.name] if key.overrides else [])

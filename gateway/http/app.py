@@ -25,7 +25,9 @@ from gateway.http.completions import read_completion
 from gateway.http.fields import Fields
 from gateway.http.json_response import json_response
 from gateway.http.known_names import UnknownNames
-from gateway.http.openapi.document import openapi_json
+from gateway.http.messages import errors as messages_errors
+from gateway.http.messages.routes import MessagesRoutes
+from gateway.http.openapi.document import TOKENIZER_INFO, openapi_json
 from gateway.http.page.routes import page_routes
 from gateway.http.responses.routes import ResponsesRoutes
 from gateway.http.responses.store import ResponseStore
@@ -49,6 +51,8 @@ class HttpSettings:
     limits: RequestLimits
     body_timeout_s: float
     keep_alive_s: float = 15.0
+    tokenizer_info: bool = False
+    """Whether /tokenizer_info is served."""
 
 
 def build_app(
@@ -60,6 +64,7 @@ def build_app(
     limits = settings.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
     responses = ResponsesRoutes(service, store, api.read, settings.keep_alive_s)
+    messages = MessagesRoutes(service, tokens, api.read, settings.keep_alive_s)
     return Router(
         [
             Route("/v1/models", api.models),
@@ -69,7 +74,10 @@ def build_app(
             Route("/v1/responses", responses.create, methods=["POST"]),
             Route("/v1/responses/{response_id}", responses.retrieve),
             Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+            Route("/v1/responses/{response_id}/input_items", responses.input_items),
             Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
+            Route(messages_errors.PATH, messages.create, methods=["POST"]),
+            Route(f"{messages_errors.PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
             Route("/tokenize", tokenize.tokenize, methods=["POST"]),
             Route("/detokenize", tokenize.detokenize, methods=["POST"]),
             Route("/health", api.health),
@@ -78,6 +86,7 @@ def build_app(
             Route("/version", api.version),
             Route("/metrics", api.metrics),
             Route("/openapi.json", api.openapi),
+            *([Route(TOKENIZER_INFO, tokenize.tokenizer_info)] if settings.tokenizer_info else ()),
             *page_routes(),
         ],
         redirect_slashes=False,
@@ -125,7 +134,7 @@ class _Api:
         return json_response({"server_load": self._service.num_live_requests})
 
     async def openapi(self, request: Request) -> Response:
-        return Response(openapi_json(), media_type="application/json")
+        return Response(openapi_json(self._settings.tokenizer_info), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         body = generate_latest(self._metrics.registry)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -105,24 +106,34 @@ def to_pagewire_error(exc: Exception) -> PagewireError:
     return InternalError(f"internal error; the logs have more under error id {error_id}")
 
 
-def error_response(exc: Exception, what: str) -> Response:
+def error_response(
+    exc: Exception,
+    what: str,
+    shape: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Response:
     """Return the answer to a request that ended with an exception before an answer began.
 
     Args:
         exc: What was raised.
         what: The request, as method and path, for the router's own errors.
+        shape: From OpenAI's object to that of another API; None: as it is.
     """
+    body, status, headers = _error_parts(exc, what)
+    return json_response(shape(body) if shape else body, status, headers)
+
+
+def _error_parts(exc: Exception, what: str) -> tuple[dict[str, Any], int, dict[str, str]]:
     if isinstance(exc, HTTPException):
         body = bad_request_object(f"{what}: {exc.detail}", exc.status_code)
         reason = _ROUTER_REASONS.get(exc.status_code, "HTTP_ERROR")
         headers = {REASON_HEADER: reason, **(exc.headers or {})}
-        return json_response(body, exc.status_code, headers)
+        return body, exc.status_code, headers
     if isinstance(exc, BodyError):
         # The rest of the body is not read, so the connection cannot be used again.
         headers = {REASON_HEADER: exc.reason, "connection": "close"}
-        return json_response(bad_request_object(str(exc), exc.status), exc.status, headers)
+        return bad_request_object(str(exc), exc.status), exc.status, headers
     error = to_pagewire_error(exc)
-    return json_response(error_object(error), status_of(error), _headers(error))
+    return error_object(error), status_of(error), _headers(error)
 
 
 def _headers(error: PagewireError) -> dict[str, str]:

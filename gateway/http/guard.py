@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.clients import Clients
 from gateway.http.errors import ClientGoneError, error_response, to_pagewire_error
+from gateway.http.messages.errors import is_of_messages, messages_error
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 _OPEN_PREFIX = "/static/"
@@ -43,7 +44,8 @@ class Guard:
                 # Too late for an answer: a broken connection tells the client.
                 raise to_pagewire_error(exc) from exc
             what = f"{scope['method']} {scope['path']}"
-            await error_response(exc, what)(scope, receive, send)
+            shape = messages_error if is_of_messages(scope["path"]) else None
+            await error_response(exc, what, shape)(scope, receive, send)
 
     def _admitted(self, scope: Scope) -> AbstractContextManager[None]:
         """Return the request's place among those of its client.

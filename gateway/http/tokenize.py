@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: vLLM's routes between texts and token ids."""
+"""`POST /tokenize` and `/detokenize`, vLLM's routes between texts and ids; `/tokenizer_info`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ from gateway.http.conversation import read_conversation
 from gateway.http.fields import Fields, invalid
 from gateway.http.json_response import json_response
 from gateway.token_service import TokenService
+
+_OF_CONVERSATIONS = (
+    *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
+    *("documents", "reasoning_effort", "tools", "tool_choice", "parallel_tool_calls"),
+)
 
 ReadFields = Callable[[Request, Callable[[Fields], Any]], Awaitable[Any]]
 
@@ -52,6 +57,10 @@ def read_tokenize(fields: Fields) -> TokenizeCall:
         prompt = replace(read_conversation(fields), tools_json=tools.template_json)
     if prompt is None:
         raise invalid("prompt", "is required: give a string, or messages")
+    if isinstance(prompt, str):
+        for name in _OF_CONVERSATIONS:
+            if fields.get(name) is not None:
+                raise invalid(name, "says something of messages: give them in place of prompt")
     return TokenizeCall(
         model=fields.text("model") or "",
         prompt=prompt,
@@ -92,6 +101,9 @@ class TokenizeRoutes:
                 "token_strs": texts,
             }
         )
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        return json_response(await self._tokens.tokenizer_info())
 
     async def detokenize(self, request: Request) -> Response:
         call: DetokenizeCall = await self._read(request, read_detokenize)

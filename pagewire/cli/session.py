@@ -34,7 +34,7 @@ class ClientConfig:
     model: str = "smollm2"
     """Model of a stack of our own."""
     api_key: str | None = None
-    """Key to send, if the gateway wants one."""
+    """Key to send, if the gateway wants one: SECRET, or NAME=SECRET as the gateway has it."""
     answer: SamplingFlags = field(default_factory=SamplingFlags)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""langchain-openai, litellm, instructor and npm's openai, each in its own environment.
+"""langchain-openai, litellm, instructor, anthropic and npm's openai, each in its own environment.
 
 A client runs once, in a process of its own (scripts/); a test looks at one thing that it saw.
 """
@@ -36,6 +36,11 @@ def litellm(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def instructor(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
     return cases("instructor", request, folder)
+
+
+@pytest.fixture(scope="module")
+def anthropic(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
+    return cases("anthropic", request, folder)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +130,33 @@ def test_instructor_reads_any_json(instructor: dict[str, Any]) -> None:
 
 def test_instructor_sees_a_model_grow(instructor: dict[str, Any]) -> None:
     assert seen(instructor, "partial")["num_parts"] > 3
+
+
+def test_anthropic_streams_what_a_whole_message_has(anthropic: dict[str, Any]) -> None:
+    saw = seen(anthropic, "text")
+    assert saw["text"] == "".join(saw["streamed"]) == saw["final"] == CAPITAL
+    assert saw["stop_reason"] == saw["final_stop_reason"] == "end_turn"
+    num_input = seen(anthropic, "count_tokens")
+    assert saw["usage"] == [num_input - saw["cached"], saw["final_output_tokens"]]
+    assert seen(anthropic, "raw_events")[:2] == ["message_start", "content_block_start"]
+    assert seen(anthropic, "stop_sequence") == ["stop_sequence", "France", "The capital of "]
+    assert "Paris" in seen(anthropic, "prefill")
+
+
+def test_anthropic_calls_tools(anthropic: dict[str, Any]) -> None:
+    saw = seen(anthropic, "tools")
+    assert (saw["stop_reason"], saw["name"], saw["final"]) == ("tool_use", "get_weather", "text")
+    assert saw["input"] == saw["streamed"] == {"city": "Paris"}
+    (block,) = seen(anthropic, "several_tools_are_required")
+    assert block[0] == "tool_use" and block[1]["city"] in ("Paris", "Rome")
+
+
+def test_anthropic_tells_errors_apart(anthropic: dict[str, Any]) -> None:
+    assert seen(anthropic, "errors") == [
+        ["BadRequestError", "invalid_request_error"],
+        ["NotFoundError", "not_found_error"],
+        ["AuthenticationError", "authentication_error"],
+    ]
 
 
 @pytest.mark.parametrize("case", ["chat", "stream_helper", "completion", "responses"])

@@ -79,6 +79,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self, fingerprint: str = FINGERPRINT, listen: str = "127.0.0.1:0") -> None:
         self.fingerprint, self.requests, self.num_streams = fingerprint, list[Any](), 0
         self.chat_error: Exception | None = None
+        self.files = {"tokenizer.json": b"{}", "tokenizer_config.json": b'{"bos_token": "<s>"}'}
         self.is_stuck = False
         """Texts that come to be encoded get no answer."""
         self.got_request = asyncio.Event()
@@ -153,6 +154,13 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             yield tokenizer_pb2.GetVocabularyResponse(
                 first_token_id=first, tokens=part, special_token_ids=special
             )
+
+    async def GetTokenizerFiles(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        size = 1024 * 1024
+        for name, content in self.files.items():
+            for start in range(0, len(content), size):
+                chunk = content[start : start + size]
+                yield tokenizer_pb2.GetTokenizerFilesResponse(name=name, chunk=chunk)
 
     async def Detokenize(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         outputs: dict[int, _Output] = {}

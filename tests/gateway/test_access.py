@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from gateway.config import AccessConfig
+from gateway.config import AccessConfig, GatewayConfig
 from pagewire.kit.channels import open_channel
-from pagewire.kit.config import ConfigError
+from pagewire.kit.config import ConfigError, load_config
 from pagewire.kit.errors import from_rpc_error
 from pagewire.v1 import inference_pb2
 from tests.fakes.fake_scheduler import MODEL
@@ -59,7 +60,7 @@ async def test_over_http_all_but_health_and_the_page_needs_a_key(
     run_gateway: GatewayFactory, method: str, path: str
 ) -> None:
     async with run_gateway(access=KEYED, wait=False) as gateway:
-        for headers in ({}, bearer("s3"), {"authorization": "s1"}, {"x-api-key": "team-a=s1"}):
+        for headers in ({}, bearer("s3"), {"authorization": "s1"}, {"x-api-key": "team-b=s1"}):
             answer = await gateway.http.request(method, path, headers=headers)
             assert answer.status_code == 401
             error = answer.json()["error"]
@@ -231,3 +232,21 @@ async def test_keys_of_a_file_are_taken_with_their_limits(
         assert statuses == [200, 429, 200, 200]
     with pytest.raises(ConfigError, match="No such file"):
         AccessConfig(api_key_file=tmp_path / "absent").keys()
+
+
+@pytest.mark.parametrize("setting", ["s3cret", "team-a=s3cret"])
+async def test_one_variable_serves_the_gateway_and_the_command_line(
+    run_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    monkeypatch.setenv("PAGEWIRE_API_KEY", setting)
+    access = load_config(GatewayConfig, prog="gateway", argv=[]).access
+    async with run_gateway(access=access) as gateway:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pagewire.cli", "complete", "abc"),
+            *("--target", gateway.server.grpc_server.address, "--max-tokens", "2"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        text, error = await process.communicate()
+    assert (process.returncode, error.decode()) == (0, "")
+    assert text.strip()

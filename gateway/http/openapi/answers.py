@@ -202,6 +202,64 @@ SCHEMAS: dict[str, Schema] = {
             }
         ),
     ),
+    "ResponseItems": closed(
+        {
+            "object": constant("list"),
+            "data": array(ref("InputItemOfResponse")),
+            "first_id": nullable(TEXT),
+            "last_id": nullable(TEXT),
+            "has_more": BOOLEAN,
+        }
+    ),
+    "InputItemOfResponse": one_of(
+        closed(
+            {
+                "id": TEXT,
+                "type": constant("message"),
+                "status": constant("completed"),
+                "role": words("developer", "system", "user", "assistant"),
+                "content": array(ref("TextPart")),
+            }
+        ),
+        closed(
+            {
+                "id": TEXT,
+                "type": constant("function_call"),
+                "status": constant("completed"),
+                "call_id": TEXT,
+                "name": TEXT,
+                "arguments": TEXT,
+            }
+        ),
+        closed(
+            {
+                "id": TEXT,
+                "type": constant("function_call_output"),
+                "status": constant("completed"),
+                "call_id": TEXT,
+                "output": one_of(TEXT, array(ref("TextPart"))),
+            }
+        ),
+        closed(
+            {
+                "id": TEXT,
+                "type": constant("reasoning"),
+                "status": constant("completed"),
+                "summary": array(ref("TextPart")),
+                "content": array(ref("TextPart")),
+            }
+        ),
+    ),
+    "TextPart": closed(
+        {"type": TEXT, "text": TEXT},
+        # Of an assistant's text, as in its response.
+        {"annotations": array(OBJECT)},
+    ),
+    "TokenizerInfo": {
+        "type": "object",
+        "properties": {"tokenizer_class": TEXT},
+        "required": ["tokenizer_class"],
+    },
     "DeletedResponse": closed(
         {"id": TEXT, "object": constant("response"), "deleted": constant(True)}
     ),

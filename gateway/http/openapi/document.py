@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.http.json_response import to_json
-from gateway.http.openapi import answers, requests
-from gateway.http.openapi.schemas import Schema, ref
+from gateway.http.openapi import answers, messages, requests
+from gateway.http.openapi.schemas import TEXT, Schema, integer, ref, words
 from pagewire import __version__
 
 _STATUSES = {
@@ -28,23 +28,42 @@ _ID_PARAMETER = {
     "required": True,
     "schema": {"type": "string"},
 }
+_PAGE_PARAMETERS = [
+    {"name": name, "in": "query", "required": False, "schema": schema}
+    for name, schema in {
+        "limit": integer(1, 100),
+        "order": words("asc", "desc"),
+        "after": TEXT,
+    }.items()
+]
 _MODEL_PARAMETER = {**_ID_PARAMETER, "name": "model"}
 
 
-@lru_cache(maxsize=1)
-def openapi_json() -> bytes:
-    """Return the document as JSON."""
-    return to_json(document())
+TOKENIZER_INFO = "/tokenizer_info"
 
 
-def document() -> dict[str, Any]:
-    """Return the document."""
+@lru_cache(maxsize=2)
+def openapi_json(tokenizer_info: bool = False) -> bytes:
+    """Return the document as JSON; see `document`."""
+    return to_json(document(tokenizer_info))
+
+
+def document(tokenizer_info: bool = False) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        tokenizer_info: Whether `TOKENIZER_INFO` is served.
+    """
+    more: dict[str, Any] = {}
+    if tokenizer_info:
+        summary = "Show the tokenizer's configuration"
+        more[TOKENIZER_INFO] = {"get": _operation(summary, "TokenizerInfo", (401, 503))}
     return {
         "openapi": "3.1.0",
         "info": {"title": "pagewire", "version": __version__},
-        "paths": _paths(),
+        "paths": _paths() | more,
         "components": {
-            "schemas": requests.PARTS | answers.SCHEMAS,
+            "schemas": requests.PARTS | messages.PARTS | answers.SCHEMAS | messages.ANSWERS,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"bearer": []}, {}],
@@ -68,11 +87,32 @@ def _paths() -> dict[str, Any]:
             "delete": _operation("Forget a kept response", "DeletedResponse", (401, 404))
             | {"parameters": [_ID_PARAMETER]},
         },
+        "/v1/responses/{response_id}/input_items": {
+            "get": _operation("List the input of a kept response", "ResponseItems", (400, 401, 404))
+            | {"parameters": [_ID_PARAMETER, *_PAGE_PARAMETERS]},
+        },
         "/v1/responses/{response_id}/cancel": {
             "post": _operation(
                 "Refused: responses do not run in the background", "", (400, 401, 404)
             )
             | {"parameters": [_ID_PARAMETER]},
+        },
+        "/v1/messages": {
+            "post": _post(
+                "Answer a conversation, as Anthropic's API does",
+                messages.MESSAGES,
+                "MessagesMessage",
+                streams=True,
+                error="MessagesError",
+            )
+        },
+        "/v1/messages/count_tokens": {
+            "post": _post(
+                "Count the tokens of a conversation",
+                messages.COUNT_TOKENS,
+                "MessagesCount",
+                error="MessagesError",
+            )
         },
         "/v1/models": {"get": _operation("List the models", "Models", (401,))},
         "/v1/models/{model}": {
@@ -95,8 +135,10 @@ def _paths() -> dict[str, Any]:
     }
 
 
-def _post(summary: str, body: Schema, answer: str, streams: bool = False) -> dict[str, Any]:
-    operation = _operation(summary, answer, _GENERATES if streams else _COUNTS)
+def _post(
+    summary: str, body: Schema, answer: str, streams: bool = False, error: str = "Error"
+) -> dict[str, Any]:
+    operation = _operation(summary, answer, _GENERATES if streams else _COUNTS, error)
     content: dict[str, Any] = {"application/json": {"schema": body}}
     if streams:
         events = {"schema": {"type": "string"}}
@@ -104,14 +146,16 @@ def _post(summary: str, body: Schema, answer: str, streams: bool = False) -> dic
     return operation | {"requestBody": {"required": True, "content": content}}
 
 
-def _operation(summary: str, answer: str, errors: tuple[int, ...]) -> dict[str, Any]:
+def _operation(
+    summary: str, answer: str, errors: tuple[int, ...], error: str = "Error"
+) -> dict[str, Any]:
     """Return an operation; an empty `answer`: it never succeeds."""
     responses: dict[str, Any] = {}
     if answer:
         content = {"application/json": {"schema": ref(answer)}}
         responses["200"] = {"description": "Done", "content": content}
     for status in errors:
-        content = {"application/json": {"schema": ref("Error")}}
+        content = {"application/json": {"schema": ref(error)}}
         responses[str(status)] = {"description": _STATUSES[status], "content": content}
     return {"summary": summary, "responses": responses}
 

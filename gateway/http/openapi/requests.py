@@ -23,14 +23,14 @@ from pagewire.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 
 TOKEN_ID = integer(0)
 
-_STOP = {**TEXT, "minLength": 1}
+STOP = {**TEXT, "minLength": 1}
 _HINTS: dict[str, Schema] = {
     "user": TEXT,
     "safety_identifier": TEXT,
     "prompt_cache_key": TEXT,
     "service_tier": TEXT,
 }
-_SAMPLING: dict[str, Schema] = {
+SAMPLING: dict[str, Schema] = {
     "temperature": number(0, 2),
     "top_p": {**number(0, 1), "exclusiveMinimum": 0},
     "top_k": integer(-1),
@@ -40,7 +40,7 @@ _SAMPLING: dict[str, Schema] = {
     "repetition_penalty": {"type": "number", "minimum": 1e-6, "maximum": 1e6},
     "seed": {**INTEGER, "minimum": -(2**63), "maximum": 2**64 - 1},
     "min_tokens": integer(0),
-    "stop": one_of(_STOP, array(_STOP, maxItems=MAX_STOP_STRINGS)),
+    "stop": one_of(STOP, array(STOP, maxItems=MAX_STOP_STRINGS)),
     "stop_token_ids": array(TOKEN_ID),
     "include_stop_str_in_output": BOOLEAN,
     "ignore_eos": BOOLEAN,
@@ -51,14 +51,14 @@ _SAMPLING: dict[str, Schema] = {
         "additionalProperties": number(-100, 100),
     },
     "allowed_token_ids": array(TOKEN_ID),
-    "bad_words": one_of(_STOP, array(_STOP)),
+    "bad_words": one_of(STOP, array(STOP)),
     "structured_outputs": ref("StructuredOutputs"),
     "cache_salt": {**TEXT, "minLength": 1},
     "priority": integer(-(2**31), 2**31 - 1),
     "stream": BOOLEAN,
     "model": TEXT,
 }
-_GENERATION: dict[str, Schema] = _SAMPLING | {
+_GENERATION: dict[str, Schema] = SAMPLING | {
     "n": integer(1),
     "max_tokens": integer(1),
     "stream_options": ref("StreamOptions"),
@@ -88,7 +88,7 @@ _TEXT_PART = {
     "properties": {"type": constant("text"), "text": TEXT},
     "required": ["type", "text"],
 }
-_FUNCTION_NAME = {**TEXT, "pattern": r"^[a-zA-Z0-9_.:/-]{1,128}$"}
+FUNCTION_NAME = {**TEXT, "pattern": r"^[a-zA-Z0-9_.:/-]{1,128}$"}
 _FORMAT_TYPES = ("text", "json_object", "json_schema")
 _STRUCTURAL_TAG: dict[str, Schema] = {
     "format": body({"type": TEXT}, {}),
@@ -123,7 +123,7 @@ CHAT = body(
 )
 RESPONSE = body(
     {"input": one_of(TEXT, array(ref("InputItem"), minItems=1))},
-    _SAMPLING
+    SAMPLING
     | _HINTS
     | {
         "instructions": TEXT,
@@ -182,7 +182,7 @@ PARTS: dict[str, Schema] = {
     "CalledFunction": body({"name": TEXT, "arguments": TEXT}, {}),
     "ChatTool": body({"type": constant("function"), "function": ref("Function")}, {}),
     "Function": body(
-        {"name": _FUNCTION_NAME}, {"description": TEXT, "parameters": OBJECT, "strict": BOOLEAN}
+        {"name": FUNCTION_NAME}, {"description": TEXT, "parameters": OBJECT, "strict": BOOLEAN}
     ),
     "ChatToolChoice": one_of(
         ref("NamedChatTool"),
@@ -201,10 +201,10 @@ PARTS: dict[str, Schema] = {
         ),
     ),
     "NamedChatTool": body(
-        {"type": constant("function"), "function": body({"name": _FUNCTION_NAME}, {})}, {}
+        {"type": constant("function"), "function": body({"name": FUNCTION_NAME}, {})}, {}
     ),
     "FunctionTool": body(
-        {"type": constant("function"), "name": _FUNCTION_NAME},
+        {"type": constant("function"), "name": FUNCTION_NAME},
         {"description": TEXT, "parameters": OBJECT, "strict": BOOLEAN},
     ),
     "FunctionChoice": one_of(
@@ -218,7 +218,7 @@ PARTS: dict[str, Schema] = {
             {},
         ),
     ),
-    "NamedFunction": body({"type": constant("function"), "name": _FUNCTION_NAME}, {}),
+    "NamedFunction": body({"type": constant("function"), "name": FUNCTION_NAME}, {}),
     "StreamOptions": body({}, {"include_usage": BOOLEAN, "continuous_usage_stats": BOOLEAN}),
     "StructuredOutputs": {
         **body(

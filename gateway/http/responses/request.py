@@ -12,6 +12,7 @@ from gateway.http.conversation import effort_arguments
 from gateway.http.fields import Fields, check_text, invalid, wrong_type
 from gateway.http.known_names import refuse_unsupported
 from gateway.http.parameters import read_cache_salt, read_priority, read_sampling
+from gateway.http.responses.input_items import Item, listed_items
 from gateway.http.responses.items import read_input
 from gateway.http.responses.tools import ResponseTools, read_tools
 from gateway.http.structured_outputs import read_schema
@@ -42,6 +43,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "n": (1,),
     "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
 }
 # Fields that have another name here than inside.
 FIELD_NAMES = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens", "messages": "input"}
@@ -67,6 +69,8 @@ class ResponseCall:
     model: str
     instructions: str | None
     input: tuple[ChatMessage, ...]
+    input_items: tuple[Item, ...]
+    """The input, as the API lists it."""
     previous_response_id: str | None
     tools: ResponseTools
     sampling: Mapping[str, Any]
@@ -141,6 +145,7 @@ def read_response(fields: Fields) -> ResponseCall:
         model=fields.text("model") or "",
         instructions=instructions,
         input=read_input(fields),
+        input_items=listed_items(fields.get("input")) if store else (),
         previous_response_id=previous_response_id,
         tools=tools,
         sampling=sampling,

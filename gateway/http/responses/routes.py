@@ -17,6 +17,7 @@ from gateway.http.responses.answers import (
     StreamedResponse,
     WholeResponse,
 )
+from gateway.http.responses.input_items import page_of
 from gateway.http.responses.request import ResponseCall, read_response
 from gateway.http.responses.store import ResponseStore, StoredResponse
 from gateway.http.tokenize import ReadFields
@@ -57,6 +58,10 @@ class ResponsesRoutes:
         stored = self._store.get(request.path_params["response_id"])
         return Response(stored.body, media_type="application/json")
 
+    async def input_items(self, request: Request) -> Response:
+        stored = self._store.get(request.path_params["response_id"])
+        return json_response(page_of(stored.input_items, request.query_params))
+
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         self._store.remove(response_id)
@@ -79,4 +84,5 @@ class ResponsesRoutes:
     ) -> None:
         if call.store:
             turns = (*conversation, finished.turn)
-            self._store.add(StoredResponse(finished.response_id, finished.body, turns))
+            kept = StoredResponse(finished.response_id, finished.body, turns, call.input_items)
+            self._store.add(kept)

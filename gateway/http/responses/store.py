@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.generation import ChatMessage
+from gateway.http.json_response import to_json
 from pagewire.kit.errors import NotFoundError
 
 
@@ -22,11 +24,15 @@ class StoredResponse:
     """The response as JSON."""
     conversation: tuple[ChatMessage, ...]
     """Without instructions: what came before, the input, and the assistant's turn."""
+    input_items: tuple[dict[str, Any], ...] = ()
+    """What the request added to the conversation, as the API lists it."""
 
     @property
     def num_bytes(self) -> int:
-        """An upper bound: a conversation's later responses share its messages."""
-        return len(self.body) + sum(_num_bytes(message) for message in self.conversation)
+        """An upper bound: a conversation's later responses share its messages, items its texts."""
+        num_bytes = sum(len(to_json(item)) for item in self.input_items)
+        num_bytes += sum(_num_bytes(message) for message in self.conversation)
+        return len(self.body) + num_bytes
 
 
 class ResponseStore:

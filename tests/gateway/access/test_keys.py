@@ -15,8 +15,16 @@ def test_a_secret_belongs_to_the_name_in_front_of_it() -> None:
     assert ring.client_of("one") == "team-a"
     assert ring.client_of("t=w=o==") == "team-b"
     assert ring.client_of("plain") == "key-3"
-    for other in ("", "two", "One", "one ", "team-a=one", "é", "\ud800", "x" * 10**6):
+    for other in ("", "two", "One", "one ", "team-b=one", "é", "\ud800", "x" * 10**6):
         assert ring.client_of(other) is None
+
+
+def test_a_whole_entry_is_a_secret_so_that_one_setting_serves_both_sides() -> None:
+    ring = KeyRing(parse_keys(["team-a=one", "plain"]))
+    assert ring.client_of("team-a=one") == "team-a"
+    assert ring.client_of("key-2=plain") is None
+    with pytest.raises(ValueError, match="team-a and b have the same secret"):
+        KeyRing(parse_keys(["team-a=one", "b=team-a=one"]))
 
 
 def test_a_name_may_have_two_secrets_for_the_time_of_a_change() -> None:

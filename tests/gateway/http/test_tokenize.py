@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from gateway.http.openapi.document import document
 from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL
-from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE, encode
-from tests.gateway.conftest import Gateway
+from tests.fakes.fake_tokenizer import BOS, VOCAB_SIZE, FakeTokenizer, encode
+from tests.gateway.conftest import Gateway, GatewayFactory
+from tests.gateway.http.openapi.test_document import check_answer
 
 
 async def post(gateway: Gateway, path: str, **body: Any) -> Any:
@@ -56,6 +58,9 @@ async def test_a_conversation_goes_through_the_template_with_its_tools(gateway: 
         ("/tokenize", {"prompt": 3}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user"}]}, 400, "messages"),
         ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/tokenize", {"prompt": "a", "tools": []}, 400, "tools"),
+        ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, 400, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, 400, "chat_template_kwargs"),
         ("/tokenize", {"prompt": "a", "model": "none"}, 404, "model"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": "a"}, 400, "tokens"),
@@ -80,3 +85,35 @@ async def test_the_load_is_the_number_of_requests_in_work(gateway: Gateway) -> N
         assert (await gateway.http.get("/load")).json() == {"server_load": 1}
     await gateway.server.service.wait_idle()
     assert (await gateway.http.get("/load")).json() == {"server_load": 0}
+
+
+async def test_the_tokenizers_configuration_is_shown_where_that_is_on(
+    run_gateway: GatewayFactory,
+) -> None:
+    tokenizer = FakeTokenizer()
+    async with run_gateway(tokenizer=tokenizer, enable_tokenizer_info_endpoint=True) as gateway:
+        for template in ("{{ 1 }}", "{{ 2 }}"):
+            tokenizer.files["chat_template.jinja"] = template.encode()
+            answer = await gateway.http.get("/tokenizer_info")
+            assert answer.status_code == 200, answer.text
+            # What was read of one tokenizer stays.
+            assert answer.json() == {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "chat_template": "{{ 1 }}",
+            }
+        served = (await gateway.http.get("/openapi.json")).json()
+        assert served == json.loads(json.dumps(document(tokenizer_info=True)))
+        check_answer(answer, "/tokenizer_info", "get", served)
+
+
+async def test_without_its_flag_tokenizer_info_is_no_route(gateway: Gateway) -> None:
+    assert (await gateway.http.get("/tokenizer_info")).status_code == 404
+
+
+async def test_files_that_are_too_large_are_not_read(run_gateway: GatewayFactory) -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.files["tokenizer_config.json"] = b" " * (9 * 1024 * 1024)
+    async with run_gateway(tokenizer=tokenizer, enable_tokenizer_info_endpoint=True) as gateway:
+        answer = await gateway.http.get("/tokenizer_info")
+    assert answer.status_code == 500

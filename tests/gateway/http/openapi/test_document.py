@@ -18,6 +18,7 @@ from gateway.http.chat import read_chat
 from gateway.http.completions import read_completion
 from gateway.http.fields import Fields
 from gateway.http.known_names import HINTS, UNSUPPORTED
+from gateway.http.messages.request import read_call, read_count
 from gateway.http.openapi.document import document
 from gateway.http.responses.request import read_response
 from gateway.http.tokenize import read_detokenize, read_tokenize
@@ -31,16 +32,25 @@ READERS: dict[str, tuple[Callable[[Fields], Any], list[dict[str, Any]]]] = {
     "/v1/completions": (partial(read_completion, max_prompts=9), [{"prompt": "ab"}]),
     "/v1/chat/completions": (read_chat, [{"messages": MESSAGES}]),
     "/v1/responses": (read_response, [{"input": "ab"}]),
+    "/v1/messages": (read_call, [{"messages": MESSAGES, "max_tokens": 3}]),
+    "/v1/messages/count_tokens": (read_count, [{"messages": MESSAGES}]),
     "/tokenize": (read_tokenize, [{"messages": MESSAGES}, {"prompt": "ab"}]),
     "/detokenize": (read_detokenize, [{"tokens": [97]}]),
+}
+OF_MESSAGES = {
+    *("container", "context_management", "mcp_servers", "n", "logprobs", "prompt_logprobs"),
+    *("truncate_prompt_tokens", "echo", "cache_control", "inference_geo", "speed"),
 }
 # Read, so that other values than the one that changes nothing can be refused.
 REFUSED = {
     "/v1/chat/completions": {"chat_template"},  # allowed by a setting of the tokenizer
     "/v1/responses": {
         *("conversation", "moderation", "n", "prompt", "prompt_logprobs"),
+        "truncate_prompt_tokens",
         *("response_format", "stream_options", "context_management", "prompt_cache_options"),
     },
+    "/v1/messages": OF_MESSAGES | {"response_format"},
+    "/v1/messages/count_tokens": OF_MESSAGES,
     "/tokenize": {"chat_template"},
 }
 EXAMPLES: dict[str, Any] = {
@@ -77,6 +87,16 @@ WITH: dict[str, dict[str, Any]] = {
 BY_PATH: dict[tuple[str, str], Any] = {
     ("/v1/responses", "tools"): [{"type": "function", "name": "f"}],
     ("/v1/completions", "logprobs"): 1,
+    ("/v1/messages", "tools"): [{"name": "f", "input_schema": {}}],
+    ("/v1/messages", "tool_choice"): {"type": "none"},
+    ("/v1/messages", "stop_sequences"): ["zz"],
+    ("/v1/messages", "thinking"): {"type": "disabled"},
+    ("/v1/messages", "output_config"): {"effort": "low"},
+    ("/v1/messages", "output_format"): {"type": "json_schema", "schema": {}},
+    ("/v1/messages/count_tokens", "tools"): [{"name": "f", "input_schema": {}}],
+    ("/v1/messages/count_tokens", "tool_choice"): {"type": "none"},
+    ("/v1/messages/count_tokens", "thinking"): {"type": "adaptive"},
+    ("/v1/messages/count_tokens", "output_config"): {"effort": "low"},
 }
 
 
@@ -110,9 +130,11 @@ def validator(schema: dict[str, Any]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator({**schema, "components": components})
 
 
-def check_answer(answer: httpx.Response, path: str, method: str = "post") -> None:
-    """The status and the shape are documented."""
-    documented = operation(path, method)["responses"]
+def check_answer(
+    answer: httpx.Response, path: str, method: str = "post", whole: Any = None
+) -> None:
+    """The status and the shape are documented, in the usual document or the one given."""
+    documented = (whole or document())["paths"][path][method]["responses"]
     assert str(answer.status_code) in documented, answer.text
     content = documented[str(answer.status_code)]["content"]
     media_type = answer.headers["content-type"].split(";")[0]
@@ -145,7 +167,7 @@ async def test_each_documented_field_is_accepted_and_its_answer_is_documented(
         body[name] = body.get(name) or example(path, name)
         if path == "/tokenize" and name == "prompt":
             body.pop("messages", None)
-        if path != "/tokenize" and path != "/detokenize":
+        if path not in ("/tokenize", "/detokenize", "/v1/messages/count_tokens"):
             limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
             body = {limit: 3} | body
         answer = await gateway.http.post(path, json=body)
@@ -186,7 +208,9 @@ async def half_a_body(gateway: Gateway, path: str) -> int:
     return int(status)
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"]
+)
 async def test_each_documented_status_is_seen(run_gateway: GatewayFactory, path: str) -> None:
     body = READERS[path][1][0]
     seen: set[int] = set()

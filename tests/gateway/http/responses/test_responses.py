@@ -15,6 +15,7 @@ from pagewire.v1 import common_pb2
 from tests.fakes.fake_scheduler import MODEL, NUM_CACHED_TOKENS
 from tests.fakes.fake_tokenizer import decode
 from tests.gateway.conftest import Gateway, GatewayFactory
+from tests.gateway.http.openapi.test_document import check_answer
 
 
 @pytest.fixture
@@ -362,3 +363,44 @@ async def test_logprobs_come_where_they_are_included(client: openai.AsyncOpenAI)
         assert len(logprobs) == num_tokens
     assert logprobs[0].token == ">" and logprobs[0].logprob == -0.5
     assert len(logprobs[0].top_logprobs) == 2
+
+
+async def test_the_input_of_a_kept_response_is_listed_in_pages(
+    gateway: Gateway, client: openai.AsyncOpenAI
+) -> None:
+    items: Any = [
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "So?"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ]
+    response = await client.responses.create(input=items, max_output_tokens=2)
+    listed = await client.responses.input_items.list(response.id, order="asc", limit=2)
+    found = [item async for item in listed]  # the client asks for page after page
+    assert [item.type for item in found] == [
+        *("message", "reasoning", "message", "function_call", "function_call_output")
+    ]
+    path = f"/v1/responses/{response.id}/input_items"
+    answer = await gateway.http.get(path)
+    check_answer(answer, "/v1/responses/{response_id}/input_items", "get")
+    data = answer.json()["data"]
+    assert [item["type"] for item in data] == [item.type for item in found[::-1]]
+    assert data[-1] | {"id": ""} == {
+        "id": "",
+        "type": "message",
+        "status": "completed",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Hi"}],
+    }
+    assert (answer.json()["first_id"], answer.json()["has_more"]) == (data[0]["id"], False)
+    for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=msg_x"):
+        refused = await gateway.http.get(f"{path}?{query}")
+        assert refused.json()["error"]["param"] == query.partition("=")[0], query
+    later = await client.responses.create(
+        input="More", previous_response_id=response.id, max_output_tokens=2
+    )
+    (own,) = (await client.responses.input_items.list(later.id)).data
+    assert own.model_dump()["content"][0]["text"] == "More"
+    unknown = await gateway.http.get("/v1/responses/resp_x/input_items")
+    assert unknown.status_code == 404

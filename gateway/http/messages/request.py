@@ -1,0 +1,185 @@
+"""Bodies of `POST /v1/messages` and `/v1/messages/count_tokens`: what is asked for and refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.generation import ChatMessage, ChatPrompt, GenerationRequest
+from gateway.http.conversation import effort_arguments
+from gateway.http.fields import Fields, invalid
+from gateway.http.known_names import refuse_unsupported
+from gateway.http.messages.conversation import read_messages, read_system
+from gateway.http.messages.tools import read_tools
+from gateway.http.parameters import read_cache_salt, read_priority, read_sampling
+from gateway.http.structured_outputs import read_schema
+from gateway.message_request import MessageRequest
+from pagewire.kit.errors import InvalidRequestError
+from pagewire.sampling_params import StructuredOutputs
+
+FIELD_NAMES = {"stop": "stop_sequences"}
+"""Fields that have another name here than inside."""
+
+# What only Anthropic's own servers have, or what has no place in the answer.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": (),
+    "mcp_servers": ([],),
+    "n": (1,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+    "truncate_prompt_tokens": (),
+    "echo": (False,),
+}
+# Of the names that other endpoints refuse, what is read here.
+_READ = ("tools", "tool_choice")
+# Names that change no output here.
+_HINTS = ("cache_control", "inference_geo", "speed")
+_THINKING = ("disabled", "adaptive")
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesCall:
+    """What a body asks for."""
+
+    request: GenerationRequest
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CountCall:
+    """What a body of /v1/messages/count_tokens asks for."""
+
+    model: str
+    prompt: ChatPrompt
+
+
+def read_call(fields: Fields) -> MessagesCall:
+    """Return what the body asks for.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    if fields.get("max_tokens") is None:
+        raise invalid("max_tokens", "is required: give the most tokens that the answer may have")
+    sampling = _read_sampling(fields)
+    prompt, message = _read_prompt(fields)
+    return MessagesCall(
+        GenerationRequest(
+            model=fields.text("model") or "",
+            prompts=(prompt,),
+            sampling=sampling,
+            cache_salt=read_cache_salt(fields),
+            priority=read_priority(fields),
+            message=message,
+        ),
+        fields.boolean("stream"),
+    )
+
+
+def read_count(fields: Fields) -> CountCall:
+    """Return what the body asks to count.
+
+    Raises:
+        InvalidRequestError: Names the field.
+    """
+    prompt, _ = _read_prompt(fields)
+    return CountCall(fields.text("model") or "", prompt)
+
+
+def _read_prompt(fields: Fields) -> tuple[ChatPrompt, MessageRequest]:
+    _refuse(fields)
+    thinking = _read_thinking(fields)
+    tools = read_tools(fields, include_reasoning=thinking is not False)
+    messages = read_messages(fields)
+    continues = _is_begun(messages[-1])
+    prompt = ChatPrompt(
+        messages=(*read_system(fields), *messages),
+        template_arguments_json=_template_arguments(fields, thinking),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        tools_json=tools.template_json,
+    )
+    return prompt, tools.message
+
+
+def _is_begun(last: ChatMessage) -> bool:
+    """Whether the answer goes on with what the assistant has said last."""
+    return last.role == "assistant" and not last.tool_calls_json
+
+
+def _read_sampling(fields: Fields) -> dict[str, Any]:
+    sampling = read_sampling(fields, ("max_tokens",))
+    stop = fields.texts("stop_sequences")
+    if stop:
+        if sampling.get("stop"):
+            raise invalid("stop_sequences", "excludes stop: give one of them")
+        sampling["stop"] = stop
+    form = _read_format(fields)
+    if form is not None:
+        if "structured_outputs" in sampling:
+            raise invalid("output_config.format", "excludes structured_outputs: give one of them")
+        sampling["structured_outputs"] = form
+    return sampling
+
+
+def _read_format(fields: Fields) -> StructuredOutputs | None:
+    """Return the form of the answer's text; None: anything."""
+    config = fields.object("output_config")
+    form = config.object("format") if config is not None else None
+    form = form or fields.object("output_format")
+    if form is None:
+        return None
+    if form.required_text("type") != "json_schema":
+        raise invalid(form.path("type"), "must be json_schema")
+    schema = form.get("schema")
+    if schema is None:
+        raise invalid(form.path("schema"), "is required: give a JSON schema")
+    return StructuredOutputs(json_schema=read_schema(schema, form.path("schema")))
+
+
+def _read_thinking(fields: Fields) -> bool | None:
+    """Return whether the model is to think; None: as it does by itself."""
+    thinking = fields.object("thinking")
+    if thinking is None:
+        return None
+    kind = thinking.required_text("type")
+    if kind == "enabled":
+        path = thinking.path("budget_tokens")
+        raise InvalidRequestError(
+            f"{path}: no budget can be kept; use the type {_THINKING[1]}, which has none",
+            reason="UNSUPPORTED_PARAMETER",
+            field=path,
+        )
+    if kind not in _THINKING:
+        raise invalid(thinking.path("type"), f"must be one of {', '.join(_THINKING)}")
+    thinking.get("display")
+    return kind != "disabled"
+
+
+def _template_arguments(fields: Fields, thinking: bool | None) -> str:
+    config = fields.object("output_config")
+    effort = config.text("effort") if config is not None else None
+    values = effort_arguments(effort, "output_config.effort")
+    if thinking is not None:
+        # Most templates that can leave reasoning out go by this name.
+        values["enable_thinking"] = thinking
+    arguments = fields.object("chat_template_kwargs")
+    values |= dict(arguments.items()) if arguments is not None else {}
+    return json.dumps(values) if values else ""
+
+
+def _refuse(fields: Fields) -> None:
+    for name, harmless in _UNSUPPORTED.items():
+        value = fields.get(name)
+        if value is not None and value not in harmless:
+            raise InvalidRequestError(
+                f"{name}: is not supported by this server; leave it out",
+                reason="UNSUPPORTED_PARAMETER",
+                field=name,
+            )
+    refuse_unsupported(fields, _READ)
+    for name in _HINTS:
+        fields.get(name)
