@@ -7,9 +7,13 @@ PYTHON := $(shell for p in python3.11 python3; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 # Of `make run` and `make bench`: make run ARGS="--model DIRECTORY --port 9000"
 ARGS ?=
+# Tests that run at once: most of them wait for processes that they start. A file's tests share what
+# they start, so they stay together; `pytest` alone runs everything in one process.
+JOBS ?= 2
+AT_ONCE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long test-cuda exactness structured clients check lint type fmt protos bench clean
+.PHONY: help setup run test test-long test-cuda exactness structured clients check lint type fmt protos bench clean containers wheels
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,8 +33,8 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 run: setup ## start the whole stack in the foreground; Ctrl-C drains it
 	@exec $(BIN)/pagewire serve --model smollm2 $(ARGS)
 
-test: setup ## pass the tests
-	$(BIN)/pytest -m 'not slow'
+test: setup ## pass the tests, JOBS=2 files of them at once; the 30 slowest are listed
+	$(BIN)/pytest -m 'not slow' $(AT_ONCE) --durations=30 --durations-min=5
 
 test-long: setup ## all tests, the long forms too
 	$(BIN)/pytest
@@ -48,6 +52,13 @@ clients: setup ## third-party clients, each in an environment of its own (docs/c
 
 test-cuda: setup ## tests on a CUDA device: kernels, graphs, memory, models
 	$(BIN)/pytest tests/worker_svc/cuda
+
+containers: setup ## images and compose.yaml on a Docker Engine, the long forms too (docs/containers.md)
+	scripts/container_engine.sh up compiler
+	eval "$$(scripts/container_engine.sh env)" && $(BIN)/pytest tests/deploy/test_containers*.py
+
+wheels: setup ## download the images' packages into deploy/wheels, for builds without a package index
+	$(BIN)/python scripts/download_wheels.py
 
 check: lint type test ## all that must hold before a change goes in
 

@@ -2,7 +2,8 @@
 
 The reference is each request alone on the plainest stack: no overlap, no prefix cache, prompts in
 one piece, a large pool, no drafts. Every other stack gives the same tokens, to the request alone
-and among 32 others; what differs must have been a near-tie, by `tests.parity`.
+and among others (32, or few in the short form); what differs must have been a near-tie, by
+`tests.parity`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tests.parity import ParityReport
 
 FLAGS = ("--model=smollm2", "--dtype=float32", "--batch-invariant", "--max-model-len=256")
 NUM_TOGETHER = 33
+FEW_TOGETHER = 12
 TINY_POOL = 18
 FEW = (
     Switches(overlap=True, caching=True, chunk=16, tiny_pool=True, speculation=True),
@@ -66,27 +68,32 @@ def random_ids(rng: random.Random, number: int) -> list[int]:
 class Comparison:
     """Requests, what they get alone on the plainest stack, and what was compared with it."""
 
-    def __init__(self, requests: Sequence[TokenRequest], expected: Sequence[list[int]]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[TokenRequest],
+        expected: Sequence[list[int]],
+        num_together: int,
+    ) -> None:
         self.requests = requests
         self.report = ParityReport()
         self._expected = expected
+        self._others = make_others(max(0, num_together - len(requests)))
 
     @classmethod
-    async def start(cls, requests: Sequence[TokenRequest]) -> Comparison:
+    async def start(cls, requests: Sequence[TokenRequest], num_together: int) -> Comparison:
         with start_stack(*FLAGS, *REFERENCE.flags(TINY_POOL)) as stack:
             expected = await one_by_one(stack.http_url, requests)
         lengths = [request.params.max_tokens for request in requests]
         assert [len(output) for output in expected] == lengths
-        return cls(requests, expected)
+        return cls(requests, expected, num_together)
 
     async def add(self, switches: Switches, *, alone: bool) -> None:
         """Compare with a stack of these switches: among others, and alone too."""
-        others = make_others(max(0, NUM_TOGETHER - len(self.requests)))
         with start_stack(*FLAGS, *switches.flags(TINY_POOL)) as stack:
             if alone:
                 outputs = await one_by_one(stack.http_url, self.requests)
                 self._compare(f"{switches} alone", outputs)
-            outputs = await at_once(stack, [*self.requests, *others])
+            outputs = await at_once(stack, [*self.requests, *self._others])
             self._compare(f"{switches}", outputs[: len(self.requests)])
             load = await wait_for_load(stack, is_idle)
         assert (load.num_preemptions > 0) == switches.tiny_pool
@@ -106,7 +113,7 @@ class Comparison:
 
 @pytest.mark.timeout(900)
 async def test_switches_change_no_token() -> None:
-    comparison = await Comparison.start(make_requests(6, 16))
+    comparison = await Comparison.start(make_requests(5, 12), FEW_TOGETHER)
     for switches in FEW:
         await comparison.add(switches, alone=False)
     comparison.report.check()
@@ -116,7 +123,7 @@ async def test_switches_change_no_token() -> None:
 @pytest.mark.timeout(3600)
 async def test_switches_change_no_token_alone_or_among_others() -> None:
     """Every pair of switches, and the reference's stack with others at the same time."""
-    comparison = await Comparison.start(make_requests(24, 48))
+    comparison = await Comparison.start(make_requests(24, 48), NUM_TOGETHER)
     for switches in (REFERENCE, *covering(2)):
         await comparison.add(switches, alone=True)
     comparison.report.check()

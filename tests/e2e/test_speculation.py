@@ -37,17 +37,23 @@ TEXT = (
     "list of all the birds that he has seen."
 )
 """About 200 tokens."""
-REPEAT: dict[str, Any] = {
-    "model": "smollm2",
-    "messages": [
-        {"role": "user", "content": f"Repeat this text: {TEXT}"},
-        {"role": "assistant", "content": TEXT},
-        {"role": "user", "content": "Repeat it once more."},
-    ],
-    "temperature": 0,
-    "max_tokens": 260,
-    "return_token_ids": True,
-}
+SHORT_TEXT = TEXT[: TEXT.index(" In spring")]
+"""About 50."""
+
+
+def repeat(text: str, max_tokens: int) -> dict[str, Any]:
+    """A chat whose answer is most likely the text."""
+    return {
+        "model": "smollm2",
+        "messages": [
+            {"role": "user", "content": f"Repeat this text: {text}"},
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": "Repeat it once more."},
+        ],
+        "temperature": 0,
+        "max_tokens": max_tokens,
+        "return_token_ids": True,
+    }
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,9 @@ async def run_chats(stack: Stack, bodies: list[dict[str, Any]]) -> Run:
     )
 
 
-def other_bodies() -> list[dict[str, Any]]:
+def other_bodies(max_tokens: int) -> list[dict[str, Any]]:
     """Structured, sampled and penalized requests, which drafts must not change either."""
-    options = {"max_tokens": 40, "return_token_ids": True}
+    options = {"max_tokens": max_tokens, "return_token_ids": True}
     sampled = {"temperature": 1, "top_p": 0.9, "seed": 5}
     penalized = {"frequency_penalty": 0.5, "repetition_penalty": 1.2}
     return [
@@ -90,15 +96,23 @@ def other_bodies() -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(900)
-async def test_a_repeated_text_takes_less_than_half_the_steps_and_has_the_same_tokens() -> None:
+@pytest.mark.parametrize(
+    ("text", "num_tokens", "num_other_tokens"),
+    [(SHORT_TEXT, 40, 16), pytest.param(TEXT, 180, 40, marks=pytest.mark.slow)],
+    ids=["short", "long"],
+)
+async def test_a_repeated_text_takes_less_than_half_the_steps_and_has_the_same_tokens(
+    text: str, num_tokens: int, num_other_tokens: int
+) -> None:
+    body, others = repeat(text, num_tokens + 80), other_bodies(num_other_tokens)
     with start_stack(*EXACT) as stack:
-        plain = await run_chats(stack, [REPEAT])
-        plain_others = await run_chats(stack, other_bodies())
+        plain = await run_chats(stack, [body])
+        plain_others = await run_chats(stack, others)
     with start_stack(*EXACT, *NGRAM) as stack:
-        drafted = await run_chats(stack, [REPEAT])
-        drafted_others = await run_chats(stack, other_bodies())
+        drafted = await run_chats(stack, [body])
+        drafted_others = await run_chats(stack, others)
     assert plain.tokens_per_step <= 1
-    assert len(plain.token_ids[0]) > 180
+    assert len(plain.token_ids[0]) > num_tokens
     assert drafted.token_ids == plain.token_ids
     assert drafted.num_tokens == plain.num_tokens
     assert drafted.tokens_per_step > 2

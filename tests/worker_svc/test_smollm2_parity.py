@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,14 +18,15 @@ MAX_TOKENS = 32
 # "The capital of France is", as the model's tokenizer has it.
 TEXT = [504, 3575, 282, 4649, 314]
 LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 24, 31, 32, 33, 48, 64, 100, 127, 129, 200, 300)
+FEW_LENGTHS = (1, 5, 16, 33, 129)
 VOCAB_SIZE = 49_152
 
 
-def make_prompts() -> list[list[int]]:
+def make_prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     """A sentence's start behind random tokens, so that lengths differ and answers too."""
     rng = random.Random(7)
     prompts = []
-    for length in LENGTHS:
+    for length in lengths:
         noise = [rng.randrange(100, VOCAB_SIZE) for _ in range(max(0, length - len(TEXT)))]
         prompts.append([*noise, *TEXT[-length:]])
     return prompts
@@ -43,11 +45,16 @@ def runner() -> ModelRunner:
 
 
 def run(
-    runner: ModelRunner, sampling: SamplingParams, chunk: int = 10_000, preempt_after: int = 0
+    runner: ModelRunner,
+    sampling: SamplingParams,
+    lengths: Sequence[int] = LENGTHS,
+    max_tokens: int = MAX_TOKENS,
+    chunk: int = 10_000,
+    preempt_after: int | None = None,
 ) -> list[DriverRequest]:
     driver = StepDriver(runner, num_blocks=512, chunk=chunk)
     requests = [
-        driver.add(prompt, sampling, MAX_TOKENS, preempt_after or None) for prompt in make_prompts()
+        driver.add(prompt, sampling, max_tokens, preempt_after) for prompt in make_prompts(lengths)
     ]
     driver.run()
     return requests
@@ -68,10 +75,18 @@ def test_greedy_ids_equal_those_of_transformers(runner: ModelRunner) -> None:
     report.check()
 
 
-@pytest.mark.timeout(300)
-def test_chunks_and_preemption_change_no_sampled_token(runner: ModelRunner) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens"),
+    [(FEW_LENGTHS, 12), pytest.param(LENGTHS, MAX_TOKENS, marks=pytest.mark.slow)],
+    ids=["few", "all"],
+)
+def test_chunks_and_preemption_change_no_sampled_token(
+    runner: ModelRunner, lengths: Sequence[int], max_tokens: int
+) -> None:
     sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=99)
-    whole = [request.output_token_ids for request in run(runner, sampling)]
-    assert len({token for output in whole for token in output}) > 100
-    again = run(runner, sampling, chunk=33, preempt_after=5)
+    whole = [each.output_token_ids for each in run(runner, sampling, lengths, max_tokens)]
+    distinct = {token for output in whole for token in output}
+    assert len(distinct) > 5 * len(lengths), "what repeats itself compares nothing"
+    again = run(runner, sampling, lengths, max_tokens, chunk=33, preempt_after=5)
     assert [request.output_token_ids for request in again] == whole
