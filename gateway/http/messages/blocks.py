@@ -62,8 +62,8 @@ class ContentBlocks:
                 yield from self._grow(opening, event.text)
             else:
                 if event.name:
-                    opening = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
-                    yield from self._begin(opening)
+                    call = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+                    yield from self._begin(call)
                 if event.arguments:
                     yield self._delta(event.arguments)
 

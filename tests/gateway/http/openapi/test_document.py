@@ -78,6 +78,7 @@ EXAMPLES: dict[str, Any] = {
     "reasoning": {"effort": "low", "summary": "auto"},
     "n": 1,
     "repetition_penalty": 1.1,
+    "system": "Be brief.",
 }
 WITH: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
