@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scripts.download_wheels import FOLDER as WHEELS
 from scripts.download_wheels import download
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +76,10 @@ def compose_command() -> list[str]:
 
 
 def make_context(folder: Path, extras: Sequence[str]) -> Path:
-    """Copy what images are built from to a folder, with the wheels of some extras."""
+    """Copy what images are built from to a folder, with the wheels of some extras.
+
+    Those that `make wheels` has put into deploy/wheels are taken, else they are downloaded.
+    """
     for name in _CONTEXT:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,11 @@ def make_context(folder: Path, extras: Sequence[str]) -> Path:
             )
         else:
             shutil.copy2(source, target)
-    download(folder / "deploy" / "wheels", extras)
+    wheels = folder / "deploy" / "wheels"
+    for wheel in WHEELS.glob("*.whl"):
+        shutil.copy2(wheel, wheels)
+    if not any(wheels.glob("*.whl")):
+        download(wheels, extras)
     return folder
 
 
