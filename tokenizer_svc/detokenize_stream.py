@@ -2,7 +2,8 @@
 
 Four tasks, owned and awaited by `serve`: the frames, our heartbeats, the watch over the peer's, and
 the wait for the drain. The stream ends with the peer's close, with its end of stream, with silence,
-or when the service drains and no request is open. Knows nothing of how text is made.
+or when the service drains and no frame is unanswered: whoever has requests open on it opens them on
+another one and loses nothing. Knows nothing of how text is made.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class DetokenizeStream:
         self._interval_s = interval_s
         self._watchdog = Watchdog(timeout_s)
         self._write_lock = asyncio.Lock()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._answered = asyncio.Event()
+        self._answered.set()
         self._num_frames = 0
         self._num_heartbeats = 0
 
@@ -98,14 +99,12 @@ class DetokenizeStream:
             raise InvalidRequestError(
                 f"frame {message.frame} came where {self._num_frames} was due", field="frame"
             )
+        self._answered.clear()
         answer = await self._session.take(frame_from_proto(message))
         await self._write(answer_to_proto(message.frame, answer))
         # What the peer sent during a long frame has not been read yet.
         self._watchdog.beat()
-        if self._session.num_open:
-            self._idle.clear()
-        else:
-            self._idle.set()
+        self._answered.set()
 
     async def _send_heartbeats(self) -> None:
         await send_heartbeats(self._beat, self._interval_s)
@@ -122,7 +121,7 @@ class DetokenizeStream:
 
     async def _wait_drained(self) -> None:
         await self._draining.wait()
-        await self._idle.wait()
+        await self._answered.wait()
         raise ServiceUnavailableError("the tokenizer service is draining", reason="DRAINING")
 
     async def _write(self, message: Response) -> None:

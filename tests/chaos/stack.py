@@ -41,6 +41,7 @@ SERVICE_NAMES = {
     "worker": "pagewire.v1.WorkerService",
 }
 SIM = ("--model=smollm2", "--device=sim")
+_NO_FILES = ("sh", "-c", 'ulimit -f 0 && exec "$0" "$@"')
 # Whatever dies is started again at once: the stack's patience is not what is tested.
 _POLICY = RestartPolicy(max_deaths=1_000_000, first_delay_s=0.1, max_delay_s=0.5)
 
@@ -60,6 +61,10 @@ class Layout:
     """Flags of the gateways."""
     scheduler: Sequence[str] = ()
     """Flags of the schedulers besides those of the engine."""
+    tokenizer: Sequence[str] = ()
+    """Flags of the tokenizers."""
+    has_full_disk: bool = False
+    """No process can write a byte into a file."""
     worker_module: str = "worker_svc"
     drain_timeout_s: float = 30.0
     proxied: Collection[tuple[str, str]] = ()
@@ -223,7 +228,7 @@ class ChaosStack:
             "gateway": self._gateway_flags,
             "scheduler": self._scheduler_flags,
             "worker": lambda name: [f"--listen={self._socket(name)}"],
-            "tokenizer": lambda name: [f"--listen={self._socket(name)}", "--model=smollm2"],
+            "tokenizer": self._tokenizer_flags,
         }[service](name)
         module = self.layout.worker_module if service == "worker" else MODULES[service]
         common = (
@@ -231,7 +236,11 @@ class ChaosStack:
             "--metrics-port=0",
             f"--drain-timeout={self.layout.drain_timeout_s}",
         )
-        return ChildSpec(name, (sys.executable, "-P", "-m", module, *common, *flags))
+        argv = (sys.executable, "-P", "-m", module, *common, *flags)
+        return ChildSpec(name, (*_NO_FILES, *argv) if self.layout.has_full_disk else argv)
+
+    def _tokenizer_flags(self, name: str) -> list[str]:
+        return [f"--listen={self._socket(name)}", "--model=smollm2", *self.layout.tokenizer]
 
     def _gateway_flags(self, name: str) -> list[str]:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -23,9 +24,12 @@ class Channel:
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[Any] = asyncio.Queue()
         self.outgoing: asyncio.Queue[Any] = asyncio.Queue()
+        self.on_read: Callable[[], None] = lambda: None
 
     async def read(self) -> Any:
-        return await self.incoming.get()
+        message = await self.incoming.get()
+        self.on_read()
+        return message
 
     async def write(self, message: Any) -> None:
         await self.outgoing.put(message)
@@ -120,20 +124,20 @@ async def test_rows_without_a_frame_number_are_refused(
         await stream.task
 
 
-async def test_draining_waits_for_open_requests(byte_level: ModelTokenizer) -> None:
+async def test_draining_ends_a_stream_with_open_requests(byte_level: ModelTokenizer) -> None:
     stream = start(byte_level)
     await stream.send(frame=1, opens=[{"handle": 1}])
     stream.draining.set()
-    assert (await stream.send(frame=2)).frame == 2
-    await stream.send(frame=3, closes=[1])
     with pytest.raises(ServiceUnavailableError) as caught:
         await stream.task
     assert caught.value.reason == "DRAINING"
 
 
-async def test_an_idle_stream_ends_at_once_when_draining(byte_level: ModelTokenizer) -> None:
+async def test_draining_answers_the_frame_that_came_before(byte_level: ModelTokenizer) -> None:
     stream = start(byte_level)
-    stream.draining.set()
+    stream.channel.incoming.put_nowait(tokenizer_pb2.DetokenizeRequest(frame=1))
+    stream.channel.on_read = stream.draining.set
+    assert (await stream.channel.outgoing.get()).frame == 1
     with pytest.raises(ServiceUnavailableError):
         await stream.task
 
