@@ -12,11 +12,15 @@ import logging
 import sys
 from typing import Any, Literal, TextIO, cast, get_args
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
-
 from pagewire.kit import context
+from pagewire.kit.hidden_module import hidden_module
 from pagewire.kit.log_writer import QueueWriter
+
+# structlog imports rich where it finds it, for tracebacks in colour. Logs here are JSON, and rich
+# would be a sixth of what a service's start takes.
+with hidden_module("rich"):
+    import structlog
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LEVELS: tuple[str, ...] = get_args(LogLevel)
