@@ -13,7 +13,7 @@ JOBS ?= 2
 AT_ONCE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long test-cuda exactness structured clients check lint type fmt protos bench clean containers wheels
+.PHONY: help setup run test test-long test-cuda exactness chaos structured clients check lint type fmt protos bench clean containers wheels
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +42,9 @@ test-long: setup ## all tests, the long forms too
 exactness: setup ## long forms of: how a request is computed changes no token
 	$(BIN)/pytest tests/e2e/test_exactness_sim.py tests/e2e/test_exactness_smollm2.py tests/e2e/test_speculation.py \
 		tests/worker_svc/test_batch_invariance.py
+
+chaos: setup ## 10 minutes of random faults on a stack under load (PAGEWIRE_CHAOS_SECONDS, PAGEWIRE_CHAOS_SEED)
+	PAGEWIRE_CHAOS_SECONDS=$${PAGEWIRE_CHAOS_SECONDS:-600} $(BIN)/pytest -s tests/chaos/test_soak.py
 
 structured: setup ## 300 JSON schemas answered by the embedded model, as a table
 	$(BIN)/pytest tests/e2e/test_structured_outputs.py -k 300_schemas
