@@ -219,7 +219,7 @@ class TokenizerClient:
                 patience_s = loop.time() + self._connect_timeout_s
             except grpc.aio.AioRpcError as exc:
                 error: PagewireError = from_rpc_error(exc)
-                if not isinstance(error, ServiceUnavailableError) or loop.time() >= patience_s:
+                if not _is_lost(error) or loop.time() >= patience_s:
                     raise error from exc
                 log.info("tokenizer_call_failed", details=exc.details())
                 await asyncio.sleep(_RETRY_WAIT_S)  # the stream's loss is noticed meanwhile
@@ -267,6 +267,12 @@ class _Connection:
         """End the calls that wait for an answer."""
         for call in list(self._calls):
             call.cancel()
+
+
+def _is_lost(error: PagewireError) -> bool:
+    """Whether the tokenizer went away, or says that it does."""
+    # A connection that is torn down is sometimes told as an internal error of the transport.
+    return isinstance(error, ServiceUnavailableError) or error.reason == "PEER_FAILED"
 
 
 _RETRY_WAIT_S = 0.1

@@ -45,7 +45,7 @@ async def fill(stack: ChaosStack, stub: Stub) -> list[asyncio.Task[object]]:
 
 
 @pytest.mark.timeout(300)
-async def test_a_full_queue_says_so_and_when_to_come_again() -> None:
+async def test_full_queues_say_when_to_come_again_and_deadlines_hold() -> None:
     async with chaos_stack(LAYOUT) as stack, open_stubs([stack.target("gateway-0")]) as (stub,):
         tasks = await fill(stack, stub)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -58,6 +58,7 @@ async def test_a_full_queue_says_so_and_when_to_come_again() -> None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await wait_idle(stack)
+        await check_deadlines(stack, stub)
     error = from_rpc_error(caught.value)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (error.reason, bool(error.retry_after_s)) == ("QUEUE_FULL", True)
@@ -66,15 +67,13 @@ async def test_a_full_queue_says_so_and_when_to_come_again() -> None:
         assert int(answer.headers["retry-after"]) >= 1
 
 
-@pytest.mark.timeout(300)
-async def test_deadlines_hold_in_the_queue_and_in_the_batch() -> None:
-    async with chaos_stack(LAYOUT) as stack, open_stubs([stack.target("gateway-0")]) as (stub,):
-        running = asyncio.create_task(expire(stub, 3.0))
-        await wait_for_load(stack, "scheduler-0", lambda load: load.num_requests_running == 1)
-        waiting = asyncio.create_task(expire(stub, 1.0))
-        assert await waiting == 0, "it waited in the queue"
-        assert await running > 0
-        await wait_idle(stack)
+async def check_deadlines(stack: ChaosStack, stub: Stub) -> None:
+    """They hold in the queue and in the batch, and free the places there."""
+    running = asyncio.create_task(expire(stub, 5.0))
+    await wait_for_load(stack, "scheduler-0", lambda load: load.num_requests_running == 1)
+    assert await expire(stub, 1.0) == 0, "it waited in the queue"
+    assert await running > 0
+    await wait_idle(stack)
 
 
 async def expire(stub: Stub, timeout_s: float) -> int:
@@ -87,6 +86,7 @@ async def expire(stub: Stub, timeout_s: float) -> int:
     return num_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_the_benchmark_of_slow_readers_tells_what_they_cost(tmp_path: Path) -> None:
     output = tmp_path / "result.json"

@@ -20,6 +20,8 @@ LINKS = (
 LAYOUT = Layout(proxied=LINKS)
 
 
+# Short form: the soak.
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_streams_survive_links_that_break_and_links_that_are_slow() -> None:
     resets = [[Fault(Kind.RESET, link)] for link in LINKS[:3]]

@@ -14,14 +14,16 @@ NUM_TOKENS = 120
 ALONE = Layout(num_replicas=1, num_tokenizers=1)
 
 
+# Short forms: the kills in tests/e2e/test_killed_under_load.py.
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "faults",
     [
         [Fault(Kind.KILL, name) for name in ("worker-0", "scheduler-0", "tokenizer-0")],
-        pytest.param([Fault(Kind.STOP, "worker-0")], marks=pytest.mark.slow),
-        pytest.param([Fault(Kind.STOP, "scheduler-0")], marks=pytest.mark.slow),
-        pytest.param([Fault(Kind.STOP, "tokenizer-0")], marks=pytest.mark.slow),
+        [Fault(Kind.STOP, "worker-0")],
+        [Fault(Kind.STOP, "scheduler-0")],
+        [Fault(Kind.STOP, "tokenizer-0")],
     ],
     ids=["kills", "worker stops", "scheduler stops", "tokenizer stops"],
 )
@@ -42,6 +44,7 @@ async def test_streams_wait_and_go_on(faults: list[Fault]) -> None:
         await wait_idle(stack)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_standby_takes_the_place_of_a_worker_that_does_not_come_back() -> None:
     """And the one that was stopped, once it goes on, serves nobody with what it held."""

@@ -16,7 +16,7 @@ NUM_TOKENS = 100
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(1, marks=pytest.mark.slow)])
 async def test_a_poison_request_harms_nobody(num_replicas: int) -> None:
     requests = mixed_requests(9, NUM_STREAMS, NUM_TOKENS)
     poison = mixed_requests(10, 1, NUM_TOKENS)[0]

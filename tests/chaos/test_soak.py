@@ -15,7 +15,7 @@ from tests.chaos.soak import LAYOUT, Soak
 from tests.chaos.stack import chaos_stack
 from tests.chaos.traffic import ask_all, mixed_requests, open_stubs, run_load
 
-SECONDS = float(os.environ.get("PAGEWIRE_CHAOS_SECONDS", "15"))
+SECONDS = float(os.environ.get("PAGEWIRE_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("PAGEWIRE_CHAOS_SEED", "6"))
 NUM_STREAMS = 32
 NUM_TOKENS = 100
