@@ -43,8 +43,8 @@ _TRY_AGAIN = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 )
-# It serves somebody else.
-_LEASE_REASONS = ("LEASE_HELD", "LEASE_LOST")
+# It serves somebody else; or its connection was torn down, which the transport tells in many ways.
+_TRY_AGAIN_REASONS = ("LEASE_HELD", "LEASE_LOST", "PEER_FAILED")
 
 # The name that these lines have always had.
 log = get_logger("scheduler_svc.worker_client")
@@ -300,7 +300,7 @@ async def resolve_workers(targets: Sequence[str]) -> list[str]:
 def unavailable_or_fatal(error: grpc.aio.AioRpcError) -> Exception:
     """Whether another try may help, as an exception."""
     known = from_rpc_error(error)
-    if error.code() in _TRY_AGAIN or known.reason in _LEASE_REASONS:
+    if error.code() in _TRY_AGAIN or known.reason in _TRY_AGAIN_REASONS:
         return WorkerUnavailableError(f"{error.code().name}: {error.details()}")
     return known
 
