@@ -58,7 +58,6 @@ class Answer:
     outputs: dict[int, Output] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     longest_pause_s: float = field(default=0.0, compare=False)
-    num_cached_tokens: int = field(default=0, compare=False)
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +77,6 @@ class Answer:
             output.finish = event.finished.SerializeToString(deterministic=True)
         else:
             self.usage = event.usage.prompt_tokens, event.usage.completion_tokens
-            self.num_cached_tokens = event.usage.cached_tokens
 
     def _take_delta(self, delta: inference_pb2.GenerationDelta) -> None:
         output = self.outputs.setdefault(delta.index, Output())
@@ -149,7 +147,7 @@ def _stopping(request: Request) -> None:
 
 
 def _salted(request: Request) -> None:
-    """Nobody shares its prefix: whatever happens, usage must say that nothing was cached."""
+    """Shares cached prefixes with its own repetitions only."""
     request.cache.salt = f"salt {request.sampling.seed}"
 
 
