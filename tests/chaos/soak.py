@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tests.chaos.faults import Fault, Kind, Struck
+from tests.chaos.load import Load
 from tests.chaos.stack import ChaosStack, Layout
-from tests.chaos.traffic import Load
 
 LINKS = (
     ("gateway-0", "scheduler-0"),

@@ -7,8 +7,8 @@ from enum import Enum
 
 from pagewire.v1.scheduler_pb2 import WatchLoadResponse
 from tests.chaos.checker import wait_for_load
+from tests.chaos.load import Load
 from tests.chaos.stack import ChaosStack
-from tests.chaos.traffic import Load
 
 ENGINE = (
     "--model=smollm2",

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from pagewire.kit.errors import from_rpc_error
+from tests.chaos.answers import Stub, ask, open_stubs
 from tests.chaos.checker import wait_for_load, wait_idle
+from tests.chaos.requests import Request, mixed_requests
 from tests.chaos.stack import ROOT, SIM, ChaosStack, Layout, chaos_stack
-from tests.chaos.traffic import Request, Stub, ask, mixed_requests, open_stubs
 
 LONG = 6000
 LAYOUT = Layout(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.answers import ask_all, open_stubs
+from tests.chaos.requests import mixed_requests
 from tests.chaos.stack import Layout, chaos_stack
-from tests.chaos.traffic import ask_all, mixed_requests, open_stubs
 
 
 @pytest.mark.timeout(300)

@@ -7,10 +7,12 @@ import asyncio
 import grpc
 import pytest
 
+from tests.chaos.answers import ask, ask_all, open_stubs
 from tests.chaos.checker import wait_for_load, wait_idle
 from tests.chaos.faults import Fault, Kind
+from tests.chaos.load import run_load
+from tests.chaos.requests import mixed_requests
 from tests.chaos.stack import ChaosStack, Layout, chaos_stack
-from tests.chaos.traffic import ask, ask_all, mixed_requests, open_stubs, run_load
 
 NUM_STREAMS = 16
 NUM_TOKENS = 120

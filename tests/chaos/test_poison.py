@@ -6,10 +6,12 @@ import grpc
 import pytest
 
 from pagewire.kit.errors import from_rpc_error
+from tests.chaos.answers import ask, ask_all, open_stubs
 from tests.chaos.checker import wait_idle
+from tests.chaos.load import run_load
 from tests.chaos.poisoned_worker import POISON
+from tests.chaos.requests import mixed_requests
 from tests.chaos.stack import Layout, chaos_stack
-from tests.chaos.traffic import ask, ask_all, mixed_requests, open_stubs, run_load
 
 NUM_STREAMS = 16
 NUM_TOKENS = 100

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chaos.answers import ask_all, open_stubs
 from tests.chaos.checker import wait_idle
 from tests.chaos.faults import Fault, Kind
+from tests.chaos.load import run_load
+from tests.chaos.requests import mixed_requests
 from tests.chaos.stack import Layout, chaos_stack
-from tests.chaos.traffic import ask_all, mixed_requests, open_stubs, run_load
 
 NUM_STREAMS = 32
 NUM_TOKENS = 60

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from pagewire.sampling_params import SamplingParams
+from tests.chaos.answers import Answer, ask_all, open_stubs
 from tests.chaos.checker import wait_idle
 from tests.chaos.faults import Fault, Kind
+from tests.chaos.load import run_load
+from tests.chaos.requests import Request, mixed_requests
 from tests.chaos.stack import Layout, chaos_stack
-from tests.chaos.traffic import Answer, Request, ask_all, mixed_requests, open_stubs, run_load
 from tests.e2e.closeness import smollm2_gap
 from tests.e2e.completions import TokenRequest
 from tests.parity import ParityReport

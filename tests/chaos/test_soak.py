@@ -10,10 +10,12 @@ import os
 
 import pytest
 
+from tests.chaos.answers import ask_all, open_stubs
 from tests.chaos.checker import wait_idle
+from tests.chaos.load import run_load
+from tests.chaos.requests import mixed_requests
 from tests.chaos.soak import LAYOUT, Soak
 from tests.chaos.stack import chaos_stack
-from tests.chaos.traffic import ask_all, mixed_requests, open_stubs, run_load
 
 SECONDS = float(os.environ.get("PAGEWIRE_CHAOS_SECONDS", "10"))
 SEED = int(os.environ.get("PAGEWIRE_CHAOS_SEED", "6"))

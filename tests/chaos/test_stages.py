@@ -8,19 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.chaos.answers import Answer, Stub, ask_all, open_stubs
 from tests.chaos.checker import wait_idle
 from tests.chaos.faults import Fault, Kind
+from tests.chaos.load import run_load
+from tests.chaos.requests import Request, mixed_requests
 from tests.chaos.stack import ChaosStack, Layout, chaos_stack
 from tests.chaos.stages import ENGINE, Stage, reach
-from tests.chaos.traffic import (
-    Answer,
-    Request,
-    Stub,
-    ask_all,
-    mixed_requests,
-    open_stubs,
-    run_load,
-)
 
 NUM_STREAMS = 24
 NUM_TOKENS = 40
