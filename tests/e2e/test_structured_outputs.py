@@ -95,6 +95,37 @@ async def test_a_grammar_is_followed(stack: Stack) -> None:
     assert re.fullmatch("SELECT [a-z]{3,12} FROM [a-z]{3,12};", answer.text)
 
 
+TAGS = {
+    "type": "sequence",
+    "elements": [
+        {
+            "type": "tag",
+            "begin": "<city>",
+            "content": {"type": "regex", "pattern": "[A-Z][a-z]{2,11}"},
+            "end": "</city>",
+        },
+        {
+            "type": "tag",
+            "begin": "<facts>",
+            "content": {
+                "type": "json_schema",
+                "json_schema": {"enum": [{"capital": True}, {"capital": False}]},
+            },
+            "end": "</facts>",
+        },
+    ],
+}
+
+
+async def test_a_structural_tag_is_followed(stack: Stack) -> None:
+    question = "What is the capital of France?"
+    form = {"type": "structural_tag", "format": TAGS}
+    answer = await ask_one(stack, chat(question, max_tokens=60, response_format=form))
+    assert answer.finish_reason == "stop"
+    pattern = r'<city>[A-Z][a-z]{2,11}</city><facts>\{"capital": (true|false)\}</facts>'
+    assert re.fullmatch(pattern, answer.text)
+
+
 async def test_any_json_object(stack: Stack) -> None:
     body = chat(
         "Give the name and the capital of France as a small JSON object.",
@@ -110,6 +141,7 @@ BAD_FORMS = {
     "schema": {"response_format": schema_format({"type": "no such type"})},
     "regex": {"structured_outputs": {"regex": "(unclosed"}},
     "grammar": {"structured_outputs": {"grammar": "start: undefined_rule"}},
+    "structural_tag": {"response_format": {"type": "structural_tag", "format": {"type": "x"}}},
 }
 
 

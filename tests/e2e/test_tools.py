@@ -78,6 +78,15 @@ async def test_a_forced_call_is_valid_and_a_stream_says_the_same(
     assert arguments == call["function"]["arguments"]
 
 
+async def test_one_of_the_allowed_tools_is_called(smollm2_stack: Stack) -> None:
+    allowed = {"mode": "required", "tools": [NAMED]}
+    body = ask(tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    async with http_client(smollm2_stack.http_url) as client:
+        whole = (await post(client, PATH, body | {"parallel_tool_calls": False}))["choices"][0]
+    (call,) = whole["message"]["tool_calls"]
+    check_weather(call)
+
+
 async def test_a_model_that_may_call_answers_one_way_or_the_other(smollm2_stack: Stack) -> None:
     """The embedded template knows no tools, so the default prompt describes them."""
     async with http_client(smollm2_stack.http_url) as client:

@@ -38,6 +38,8 @@ _READ = ("tools", "tool_choice")
 # Names that change no output here.
 _HINTS = ("cache_control", "inference_geo", "speed")
 _THINKING = ("disabled", "adaptive")
+# Efforts that have another name inside.
+_EFFORTS = {"max": "xhigh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def read_count(fields: Fields) -> CountCall:
 
 def _read_prompt(fields: Fields) -> tuple[ChatPrompt, MessageRequest]:
     _refuse(fields)
-    thinking = _read_thinking(fields)
-    tools = read_tools(fields, include_reasoning=thinking is not False)
+    thinking, is_shown = _read_thinking(fields)
+    tools = read_tools(fields, include_reasoning=is_shown)
     messages = read_messages(fields)
     continues = _is_begun(messages[-1])
     prompt = ChatPrompt(
@@ -140,11 +142,11 @@ def _read_format(fields: Fields) -> StructuredOutputs | None:
     return StructuredOutputs(json_schema=read_schema(schema, form.path("schema")))
 
 
-def _read_thinking(fields: Fields) -> bool | None:
-    """Return whether the model is to think; None: as it does by itself."""
+def _read_thinking(fields: Fields) -> tuple[bool | None, bool]:
+    """Return whether the model is to think (None: as it does by itself), and is to be seen so."""
     thinking = fields.object("thinking")
     if thinking is None:
-        return None
+        return None, True
     kind = thinking.required_text("type")
     if kind == "enabled":
         path = thinking.path("budget_tokens")
@@ -155,14 +157,14 @@ def _read_thinking(fields: Fields) -> bool | None:
         )
     if kind not in _THINKING:
         raise invalid(thinking.path("type"), f"must be one of {', '.join(_THINKING)}")
-    thinking.get("display")
-    return kind != "disabled"
+    is_on = kind != "disabled"
+    return is_on, is_on and thinking.text("display") != "omitted"
 
 
 def _template_arguments(fields: Fields, thinking: bool | None) -> str:
     config = fields.object("output_config")
     effort = config.text("effort") if config is not None else None
-    values = effort_arguments(effort, "output_config.effort")
+    values = effort_arguments(_EFFORTS.get(effort or "", effort), "output_config.effort")
     if thinking is not None:
         # Most templates that can leave reasoning out go by this name.
         values["enable_thinking"] = thinking

@@ -30,11 +30,13 @@ _PROMPT: dict[str, Schema] = {
     "system": _TEXTS,
     "tools": array(ref("MessagesTool"), maxItems=MAX_TOOLS),
     "tool_choice": ref("MessagesToolChoice"),
-    "thinking": body({"type": words("disabled", "adaptive")}, {}),
+    "thinking": body(
+        {"type": words("disabled", "adaptive")}, {"display": words("summarized", "omitted")}
+    ),
     "output_config": body(
         {},
         {
-            "effort": words("none", "minimal", "low", "medium", "high", "xhigh"),
+            "effort": words("none", "minimal", "low", "medium", "high", "xhigh", "max"),
             "format": ref("MessagesFormat"),
         },
     ),

@@ -12,7 +12,8 @@ CAPITAL: Any = {
     "model": MODEL,
     "max_tokens": 30,
     "messages": [{"role": "user", "content": CAPITAL_QUESTION}],
-    "temperature": 0,
+    # No parameter of this SDK any more, but one of the API.
+    "extra_body": {"temperature": 0},
 }
 SCHEMA = {
     "type": "object",

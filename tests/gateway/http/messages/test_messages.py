@@ -215,7 +215,7 @@ async def test_reasons_of_the_end(gateway: Gateway) -> None:
 
 async def test_parameters_reach_engine_and_template(gateway: Gateway) -> None:
     schema = {"type": "object", "properties": {}}
-    form = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+    form = {"format": {"type": "json_schema", "schema": schema}, "effort": "max"}
     await post(
         gateway,
         max_tokens=3,
@@ -230,7 +230,7 @@ async def test_parameters_reach_engine_and_template(gateway: Gateway) -> None:
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (3, 0.5, 7, 0.5)
     assert json.loads(params.structured_outputs.json_schema) == schema
     arguments = json.loads(gateway.tokenizer.requests[0].template_arguments_json)
-    assert arguments == {"reasoning_effort": "low", "enable_thinking": False}
+    assert arguments == {"reasoning_effort": "xhigh", "enable_thinking": False}
 
 
 async def test_reasoning_is_a_block_unless_it_is_switched_off(run_gateway: GatewayFactory) -> None:
@@ -238,11 +238,12 @@ async def test_reasoning_is_a_block_unless_it_is_switched_off(run_gateway: Gatew
         gateway.scheduler.script = "<think>hm</think>so"
         shown = await post(gateway, thinking={"type": "adaptive"})
         hidden = await post(gateway, thinking={"type": "disabled"})
+        omitted = await post(gateway, thinking={"type": "adaptive", "display": "omitted"})
     assert shown["content"] == [
         {"type": "thinking", "thinking": "hm", "signature": ""},
         {"type": "text", "text": "so"},
     ]
-    assert hidden["content"] == [{"type": "text", "text": "so"}]
+    assert hidden["content"] == omitted["content"] == [{"type": "text", "text": "so"}]
 
 
 async def test_tokens_of_a_conversation_are_counted(gateway: Gateway) -> None:
