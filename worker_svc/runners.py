@@ -6,14 +6,13 @@ Imports torch only when a real device is asked for. Called on the device thread.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagewire.engine_config import CacheConfig, EngineConfig
+from pagewire.kit.cores import usable_cores
 from worker_svc.sampler.version import DEVICE_SAMPLER_VERSION, SAMPLER_VERSION
 from worker_svc.sim.sampling import SAMPLER_VERSION as SIM_SAMPLER_VERSION
 from worker_svc.step import ModelInfo, Runner
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from worker_svc.parallel.groups import ParallelGroups
 
 RunnerFactory = Callable[[EngineConfig], Runner]
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +95,3 @@ def _check_no_cuda_settings(config: EngineConfig) -> None:
         raise ValueError(
             "enforce_eager has an effect on CUDA devices only: leave --enforce-eager out"
         )
-
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores that this process may use: its affinity, cut to the container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    quota = _cpu_quota(cgroup)
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
-
-
-def _cpu_quota(cgroup: Path) -> float | None:
-    """The container's limit in cores (cgroup version 2, then 1); None: none."""
-    if (cgroup / "cpu.max").is_file():
-        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    if (cgroup / "cpu" / "cpu.cfs_quota_us").is_file():
-        quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii")
-        period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii")
-        return None if int(quota) < 0 else int(quota) / int(period)
-    return None

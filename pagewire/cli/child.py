@@ -12,7 +12,7 @@ import os
 import signal
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.kit.tasks import cancel_and_wait
 
@@ -33,6 +33,8 @@ class ChildSpec:
     name: str
     """Short name in messages, such as `scheduler`."""
     argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of this child alone, on top of that of all."""
 
 
 class ChildProcess:
@@ -60,7 +62,7 @@ class ChildProcess:
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=STDOUT,
-            env=dict(environment),
+            env={**environment, **spec.environment},
             start_new_session=True,
         )
         return cls(spec, process, on_line)

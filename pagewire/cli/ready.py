@@ -13,7 +13,7 @@ import re
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagewire.cli.stack import Addresses
+from pagewire.cli.addresses import Addresses
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.health import SERVING
@@ -26,7 +26,9 @@ _READY = re.compile(
 _RETRY_PAUSE_S = 0.1
 
 
-def ready_line(addresses: Addresses, model: str, *, wants_key: bool = False) -> str:
+def ready_line(
+    addresses: Addresses, model: str, *, wants_key: bool = False, num_replicas: int = 1
+) -> str:
     """Return the one line that `pagewire serve` writes to standard output."""
     question = {"role": "user", "content": "What is the capital of France?"}
     # Greedy, so that the first answer is the same for everybody.
@@ -34,9 +36,10 @@ def ready_line(addresses: Addresses, model: str, *, wants_key: bool = False) -> 
     # In single quotes of a shell only the single quote itself is special.
     quoted = body.replace("'", "'\\''")
     key = "-H 'authorization: Bearer KEY' " if wants_key else ""
+    replicas = f", {num_replicas} replicas" if num_replicas > 1 else ""
     return (
         f"pagewire is ready: {addresses.http_url}/v1 (OpenAI API) and {addresses.grpc_target} "
-        f"(gRPC). Try: curl {addresses.http_url}/v1/chat/completions "
+        f"(gRPC){replicas}. Try: curl {addresses.http_url}/v1/chat/completions "
         f"{key}-H 'content-type: application/json' -d '{quoted}'"
     )
 

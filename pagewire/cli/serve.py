@@ -13,18 +13,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pagewire.cli.addresses import Addresses, choose_addresses
 from pagewire.cli.console import Console
 from pagewire.cli.installed import missing_service, missing_smg_proto
 from pagewire.cli.ready import GATEWAY_SERVICE, ready_line, wait_serving
-from pagewire.cli.stack import (
-    MODULES,
-    Addresses,
-    ServeConfig,
-    StackConfig,
-    choose_addresses,
-    plan_children,
-    plan_environment,
-)
+from pagewire.cli.stack import MODULES, plan_children, plan_environment
+from pagewire.cli.stack_config import ServeConfig, StackConfig
 from pagewire.cli.supervisor import Supervisor
 from pagewire.kit.config import ConfigError, load_config
 from pagewire.kit.lifecycle import (
@@ -132,11 +126,13 @@ async def _run(
             supervisor.ready = True
             console.clear_progress()
             console.release()
-            if addresses.vllm_grpc is not None:
-                console.say(f"pagewire: VllmEngine for smg: grpc://{addresses.vllm_grpc}")
+            for address in addresses.vllm_grpc:
+                console.say(f"pagewire: VllmEngine for smg: grpc://{address}")
             wants_key = bool(config.secrets.api_key or config.gateway.api_key_file)
             model = config.engine.served_model_names[0]
-            print(ready_line(addresses, model, wants_key=wants_key), flush=True)
+            num_replicas = config.stack.data_parallel_size
+            line = ready_line(addresses, model, wants_key=wants_key, num_replicas=num_replicas)
+            print(line, flush=True)
             await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             console.gave_up(failed.result())

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from pagewire.cli.own_stack import start_own_stack
-from pagewire.cli.stack import TokenizerOptions
+from pagewire.cli.stack_config import TokenizerOptions
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.config import ConfigError, load_config
 from pagewire.kit.config_fields import Setting, settings_of

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -18,7 +15,7 @@ from pagewire.engine_config import (
 )
 from pagewire.kit.errors import FailedPreconditionError
 from worker_svc.device import NO_CUDA
-from worker_svc.runners import describe_runner, make_runner, usable_cores
+from worker_svc.runners import describe_runner, make_runner
 from worker_svc.sim.runner import SimRunner
 from worker_svc.step import ModelInfo
 
@@ -106,29 +103,3 @@ def test_a_setting_of_cuda_alone_is_refused_elsewhere(
     eager = EngineConfig(device=DeviceConfig(device=device, enforce_eager=True))
     with pytest.raises(ValueError, match="leave --enforce-eager out"):
         make_runner(eager)
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000", None), ("50000 100000", 1), ("10000000 100000", None)]
-)
-def test_cores_are_cut_to_the_containers_quota(
-    tmp_path: Path, text: str, cores: int | None
-) -> None:
-    (tmp_path / "cpu.max").write_text(text)
-    expected = len(os.sched_getaffinity(0)) if cores is None else cores
-    assert usable_cores(tmp_path) == expected
-
-
-def test_without_a_quota_all_cores_are_usable(tmp_path: Path) -> None:
-    assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
-
-
-@pytest.mark.parametrize(("quota", "cores"), [("-1", None), ("50000", 1)])
-def test_the_quota_of_cgroup_version_1_counts_too(
-    tmp_path: Path, quota: str, cores: int | None
-) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
-    expected = len(os.sched_getaffinity(0)) if cores is None else cores
-    assert usable_cores(tmp_path) == expected

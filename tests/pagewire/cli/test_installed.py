@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from pagewire.cli.serve import serve
-from pagewire.cli.stack import ServeConfig
+from pagewire.cli.stack_config import ServeConfig
 from pagewire.kit.config import ConfigError, load_config
 
 find_spec = importlib.util.find_spec

@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
+from pagewire.cli.addresses import Addresses
 from pagewire.cli.ready import parse_ready_line, ready_line
-from pagewire.cli.stack import Addresses
 
 ADDRESSES = Addresses("127.0.0.1:8000", "127.0.0.1:50050", {}, {})
 

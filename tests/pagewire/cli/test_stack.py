@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from gateway.config import GatewayConfig
+from pagewire.cli.addresses import Addresses, _LoopbackPorts, choose_addresses, reachable
 from pagewire.cli.ready import parse_ready_line, ready_line
-from pagewire.cli.stack import (
-    Addresses,
+from pagewire.cli.stack import plan_children, plan_environment
+from pagewire.cli.stack_config import (
     GatewayOptions,
     MessageOptions,
     ServeConfig,
     StackConfig,
     TokenizerOptions,
-    choose_addresses,
-    plan_children,
-    plan_environment,
-    reachable,
 )
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.config import ConfigError, load_config
@@ -46,7 +44,7 @@ def plan(*flags: str, env: dict[str, str] | None = None) -> dict[str, list[str]]
         argv=["--http-port=0", "--grpc-port=0", *flags],
         env=env or {},
     )
-    addresses = choose_addresses(config.stack, RUNTIME_DIR)
+    addresses = choose_addresses(config.stack, RUNTIME_DIR, config.engine.parallel.world_size)
     children = plan_children(config, addresses, env or {})
     assert all(child.argv[:3] == (sys.executable, "-P", "-m") for child in children)
     return {child.name: list(child.argv[4:]) for child in children}
@@ -193,6 +191,7 @@ def test_an_address_of_another_machine_is_refused():
         (["--http-port=70000"], "--http-port 70000: must be between 0 and 65535"),
         (["--http-port=9", "--grpc-port=9"], "--grpc-port 9: must differ from the HTTP port"),
         (["--http-port=9", "--vllm-grpc-port=9"], "--vllm-grpc-port 9: must be a port of its own"),
+        (["--data-parallel-size=0"], "--data-parallel-size 0: must be 1 to 64"),
         (["--block-size=0"], "--block-size 0: must be between 1 and 1024"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
     ],
@@ -206,3 +205,96 @@ def test_clients_reach_a_wildcard_address_by_loopback():
     addresses = Addresses("0.0.0.0:80", "[::]:81", {}, {})
     assert (addresses.http_url, addresses.grpc_target) == ("http://127.0.0.1:80", "[::1]:81")
     assert reachable("10.0.0.1:5") == "10.0.0.1:5"
+
+
+def listening(flags: list[str]) -> str:
+    return next(flag for flag in flags if flag.startswith("--listen=")).removeprefix("--listen=")
+
+
+@pytest.mark.parametrize("transport", ["uds", "tcp"])
+def test_replicas_have_workers_of_their_own_and_share_gateway_and_tokenizer(transport):
+    flags = ("--data-parallel-size=2", "--tensor-parallel-size=2", "--device=cpu")
+    children = plan(*flags, f"--internal-transport={transport}")
+    assert list(children) == [
+        "gateway", "scheduler-0", "scheduler-1",
+        "worker-0-0", "worker-0-1", "worker-1-0", "worker-1-1", "tokenizer",
+    ]  # fmt: skip
+    listens = {name: listening(flags) for name, flags in children.items() if name != "gateway"}
+    assert len(set(listens.values())) == len(listens)
+    schedulers = f"--schedulers={listens['scheduler-0']},{listens['scheduler-1']}"
+    assert schedulers in children["gateway"]
+    for replica in (0, 1):
+        ranks = (listens[f"worker-{replica}-{rank}"] for rank in (0, 1))
+        assert f"--workers={','.join(ranks)}" in children[f"scheduler-{replica}"]
+        assert f"--tokenizers={listens['tokenizer']}" in children[f"scheduler-{replica}"]
+
+
+def test_metrics_ports_of_replicas_follow_one_another_too():
+    children = plan("--data-parallel-size=2", "--metrics-port-base=9100")
+    ports = {name: next(f for f in flags if "metrics" in f) for name, flags in children.items()}
+    assert sorted(ports, key=ports.__getitem__) == [
+        "gateway", "tokenizer", "scheduler-0", "scheduler-1", "worker-0", "worker-1",
+    ]  # fmt: skip
+    assert len(set(ports.values())) == len(ports)
+
+
+def scheduler_threads(*flags: str) -> set[int | None]:
+    children = plan(*flags)
+    configs = [
+        load_config(SchedulerServiceConfig, prog="x", argv=children[name], env={})
+        for name in children
+        if name.startswith("scheduler")
+    ]
+    return {config.engine.device.num_threads for config in configs}
+
+
+def test_replicas_divide_the_cores_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr("pagewire.cli.devices.usable_cores", lambda: 9)
+    assert scheduler_threads() == {None}
+    assert scheduler_threads("--data-parallel-size=2") == {4}
+    assert scheduler_threads("--data-parallel-size=2", "--tensor-parallel-size=4") == {1}
+    assert scheduler_threads("--data-parallel-size=20") == {1}
+    assert scheduler_threads("--data-parallel-size=2", "--num-threads=7") == {7}
+
+
+def test_replicas_take_the_machines_cuda_devices_in_turn():
+    config = load_config(
+        ServeConfig,
+        prog="x",
+        argv=["--http-port=0", "--grpc-port=0", "--data-parallel-size=2"],
+        env={},
+    )
+    addresses = choose_addresses(config.stack, RUNTIME_DIR)
+    children = plan_children(config, addresses, {"CUDA_VISIBLE_DEVICES": "4,6"})
+    found = {child.name: child.environment.get("CUDA_VISIBLE_DEVICES") for child in children}
+    assert (found["worker-0"], found["worker-1"], found["scheduler-0"]) == ("4", "6", None)
+
+
+@pytest.mark.parametrize("port", [0, 41000])
+def test_each_replica_is_served_to_smg_on_a_port_of_its_own(monkeypatch, port):
+    monkeypatch.setattr("pagewire.cli.addresses._bindable", bindable := ports_from(42000))
+    children = plan("--data-parallel-size=2", f"--vllm-grpc-port={port}")
+    flags = [f for name in children for f in children[name] if "vllm-grpc-listen" in f]
+    assert len(set(flags)) == 2
+    if port:
+        assert [flag.rpartition(":")[2] for flag in flags] == ["41000", "41001"]
+    assert bindable("127.0.0.1", 5) == 5
+
+
+def ports_from(first):
+    ports = count(first)
+    return lambda host, port: port or next(ports)
+
+
+def test_a_port_is_never_given_out_twice(monkeypatch):
+    answers = iter([7, 7, 8])
+    monkeypatch.setattr("pagewire.cli.addresses._bindable", lambda host, port: next(answers))
+    ports = _LoopbackPorts()
+    assert [ports.take(7), ports.take(7)] == ["127.0.0.1:7", "127.0.0.1:8"]
+
+
+def test_the_ready_line_tells_how_many_replicas_there_are():
+    addresses = Addresses("127.0.0.1:80", "127.0.0.1:81", {}, {})
+    line = ready_line(addresses, "m", num_replicas=3)
+    assert ", 3 replicas. Try: " in line
+    assert parse_ready_line(line) == ("http://127.0.0.1:80", "127.0.0.1:81")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.cli.stack import ServeConfig, TokenizerOptions
+from pagewire.cli.stack_config import ServeConfig, TokenizerOptions
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.config import load_config
 from pagewire.kit.config_fields import settings_of
