@@ -252,6 +252,14 @@ async def test_a_worker_is_claimed_after_however_many_failed_steps():
         await engine.client.wait_finished(request_id)
 
 
+async def test_clients_hear_how_often_their_requests_were_suspected():
+    async with running() as engine:
+        engine.executor.num_failing_steps = 2
+        request_id = engine.add(max_tokens=4, ignore_eos=True)
+        await engine.client.wait_finished(request_id)
+    assert engine.client.suspicions == {request_id: 2}
+
+
 async def test_a_request_whose_step_always_fails_is_ended_and_others_go_on():
     async with running() as engine:
         engine.executor.num_failing_steps = 3
@@ -260,6 +268,7 @@ async def test_a_request_whose_step_always_fails_is_ended_and_others_go_on():
         good = engine.add(max_tokens=2)
         await engine.client.wait_finished(good)
     assert engine.client.finished[bad].reason is FinishReason.ERROR
+    assert engine.client.finished[bad].error_reason == "REQUEST_SUSPECTED"
     assert engine.client.finished[good].reason is not FinishReason.ERROR
 
 
