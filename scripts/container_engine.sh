@@ -32,6 +32,7 @@ install_engine() {
 start_engine() {
   [ "$(id -u)" = 0 ] || fail "starting one takes root"
   mkdir -p "$dir"
+  [ -e /sys/class/net/docker0 ] || touch "$dir/made-docker0"
   setsid dockerd --data-root "$dir/data" --exec-root "$dir/exec" --pidfile "$dir/dockerd.pid" --host "unix://$socket" \
     --iptables=false --ip6tables=false >"$dir/dockerd.log" 2>&1 </dev/null &
   local engine=$!
@@ -65,6 +66,8 @@ up() {
   install_engine
   has_own || start_engine
   export DOCKER_HOST=unix://$socket
+  # Without overlays every layer is a copy of all below it.
+  [ "$(docker info --format '{{.Driver}}')" != vfs ] || { down; fail "no overlay file systems here"; }
   local python=python3,python3-venv,python-is-python3,ca-certificates
   have_image python:3.11-slim-bookworm "$python"
   if [ "${1:-}" = compiler ]; then have_image python:3.11-bookworm "$python,g++"; fi
@@ -87,7 +90,7 @@ down() {
   has_own && DOCKER_HOST=unix://$socket docker ps --quiet | DOCKER_HOST=unix://$socket xargs --no-run-if-empty docker kill >/dev/null
   stop_engine
   awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/mounts | sort --reverse | xargs --no-run-if-empty --max-args=1 umount
-  if [ -d "$dir" ]; then ip link delete docker0 2>/dev/null || true; fi
+  if [ -e "$dir/made-docker0" ]; then ip link delete docker0 2>/dev/null || true; fi
   rm -rf "$dir"
 }
 
