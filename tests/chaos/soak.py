@@ -75,6 +75,8 @@ class Soak:
         try:
             while time.monotonic() < self.end_s:
                 await self._round()
+            if sampling.done():
+                sampling.result()  # raises
         finally:
             sampling.cancel()
 

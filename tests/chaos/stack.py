@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,12 +186,12 @@ class ChaosStack:
 
     def resident_bytes(self) -> dict[str, int]:
         """Resident memory of each process that lives."""
-        pids = {name: self.pid(name) for name in self.layout.all_names}
-        return {
-            name: psutil.Process(pid).memory_info().rss
-            for name, pid in pids.items()
-            if pid is not None
-        }
+        resident = {}
+        for name in self.layout.all_names:
+            if (pid := self.pid(name)) is not None:
+                with suppress(psutil.NoSuchProcess):  # it has just died
+                    resident[name] = psutil.Process(pid).memory_info().rss
+        return resident
 
     def log_text(self) -> str:
         """What all processes have said."""
