@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pagewire.kit.config_fields import ENV_PREFIX, Setting, nested_fields, settings_of
-from pagewire.kit.config_file import read_config_file
 
 C = TypeVar("C")
 
@@ -116,6 +115,9 @@ def from_namespace(
     in_file = {}
     try:
         if file_name:
+            # Brings YAML, without which the others start sooner.
+            from pagewire.kit.config_file import read_config_file
+
             in_file = read_config_file(Path(file_name), settings)
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
