@@ -26,6 +26,7 @@ from worker_svc.graphs.sizes import GraphSizes
 from worker_svc.input_batch import StepInputs
 from worker_svc.models.base import CausalModel
 from worker_svc.models.build import BuiltModel, build_model
+from worker_svc.models.packed_build import build_packed, choose_packed
 from worker_svc.parallel.groups import ParallelGroups
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.base import StepSampler
@@ -62,6 +63,7 @@ class LoadedModel:
         """Over the KV cache that there is."""
         # On a CPU the same numbers are promised in float32 whatever the batch.
         is_exact = device.type == "cpu" and info.dtype == "float32"
+        is_exact &= info.attention_backend != "cpu"  # whose products treat each row alone
         self.min_rows = MIN_GEMM_ROWS if is_exact else 1
 
     def move_to_host(self) -> None:
@@ -146,13 +148,19 @@ def load_model(
         ValueError: The model cannot be loaded or run so; the message says what to change.
     """
     source = open_source(config)
-    if device.type == "cpu":
-        dtype = select_dtype(config.model)
+    packed = choose_packed(config, source, device)
+    backend: AttentionBackend
+    if packed is not None:
+        name, dtype = "cpu", torch.float32
+        built, backend = build_packed(packed, config, weight_limit, progress)
     else:
-        dtype = select_cuda_dtype(config.model, source.config)
-    built = build_model(source, config.model, dtype, progress, groups, device, weight_limit)
-    spec = built.model.attention_spec
-    name, backend = make_attention_backend(config, spec, dtype, device)
+        if device.type == "cpu":
+            dtype = select_dtype(config.model)
+        else:
+            dtype = select_cuda_dtype(config.model, source.config)
+        built = build_model(source, config.model, dtype, progress, groups, device, weight_limit)
+        spec = built.model.attention_spec
+        name, backend = make_attention_backend(config, spec, dtype, device)
     info = _model_info(built, source, dtype, name, device)
     kind: Any = Sampler if device.type == "cpu" else DeviceSampler
     sampler: StepSampler = kind(info.eos_token_ids, config.model.logprobs_mode)

@@ -68,7 +68,7 @@ class EngineOptions(TypedDict, total=False):
     grammar_compile_threads: int
     grammar_cache_size: int
     # AttentionConfig
-    attention_backend: Literal["auto", "torch", "xformers"]
+    attention_backend: Literal["auto", "torch", "xformers", "cpu"]
     # TokenizerOptions
     tokenizer: str | PathLike[str] | None
     chat_template: str | PathLike[str] | None

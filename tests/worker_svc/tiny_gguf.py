@@ -21,8 +21,9 @@ def write_gguf(
     architecture: str,
     rope_factors: Floats | None = None,
     linear_type: str = "F32",
+    vocabulary_type: str = "F32",
 ) -> None:
-    """Writes transformers' `model`, with float32 tensors but for the linear layers' weights.
+    """Writes transformers' `model`, with float32 tensors but for the matrices.
 
     Args:
         path: The file.
@@ -30,6 +31,7 @@ def write_gguf(
         architecture: GGUF's name of it.
         rope_factors: Stand where those of the model's rotation would.
         linear_type: GGML's type of the linear layers' weights.
+        vocabulary_type: The same of the embedding and the head.
     """
     config = model.config
     head_dim = model.model.layers[0].self_attn.head_dim
@@ -52,8 +54,7 @@ def write_gguf(
             tensor = _permute(name, tensor, config)
         elif is_stored_plus_1(name, architecture):
             tensor = tensor + 1
-        is_linear = name.endswith("proj.weight")
-        kind = gguf.GGMLQuantizationType[linear_type if is_linear else "F32"]
+        kind = gguf.GGMLQuantizationType[_type(name, linear_type, vocabulary_type)]
         data = gguf.quantize(tensor.numpy(), kind)
         writer.add_tensor(_gguf_name(name, architecture), data, raw_dtype=kind)
     if rotation["rope_type"] == "llama3":
@@ -64,6 +65,12 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _type(name: str, linear_type: str, vocabulary_type: str) -> str:
+    if name.endswith("proj.weight"):
+        return linear_type
+    return vocabulary_type if name.endswith(("embed_tokens.weight", "lm_head.weight")) else "F32"
 
 
 def _gguf_name(name: str, architecture: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagewire.gguf import GgufFile, TensorInfo, read_gguf
+from pagewire.gguf import GgmlType, GgufFile, TensorInfo, read_gguf
 from worker_svc.models.gguf_config import ROPE_FACTORS, hf_config_from_gguf
 from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.dequantize import dequantize
@@ -58,6 +58,10 @@ class GgufSource:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
+
+    def ggml_type(self, name: str) -> GgmlType:
+        """The type of a tensor's blocks."""
+        return self._tensors[name].ggml_type
 
     def part(self, name: str, part: TensorPart) -> torch.Tensor:
         info, shape = self._tensors[name], self.shape(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 
+from worker_svc.cpu.packing import PackedMatrix
 from worker_svc.quantization.weight import QuantizedTarget
 from worker_svc.step import ProgressCallback
 from worker_svc.weights.slots import Slots, WeightSlot, as_slot
@@ -58,7 +59,7 @@ def load_weights(
 
 def _fill(place: WeightSlot, name: str, source: WeightSource) -> None:
     target, part = place.target, place.part
-    if isinstance(target, QuantizedTarget):
+    if isinstance(target, (QuantizedTarget, PackedMatrix)):
         blocks = source.blocks(name, part)
         if blocks is not None and target.take(blocks):
             return

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pagewire.gguf import GgmlType
+from worker_svc.cpu.library import Kernels
+from worker_svc.cpu.packing import KINDS, MAX_TOKENS, PackedMatrix
+from worker_svc.cpu.variant_check import random_blocks
+from worker_svc.quantization.forms import GROUP_SIZE, GgmlBlocks
+from worker_svc.weights.dequantize import dequantize
+
+Floats = npt.NDArray[np.float32]
+
+TYPES = pytest.mark.parametrize("ggml_type", list(KINDS), ids=lambda kind: kind.name)
+SHAPES = pytest.mark.parametrize(("rows", "columns"), [(16, 32), (48, 96), (7, 64), (41, 160)])
+
+
+def make(
+    kernels: Kernels, ggml_type: GgmlType, rows: int, columns: int
+) -> tuple[PackedMatrix, Floats]:
+    """A random matrix, and its weights."""
+    blocks = random_blocks(ggml_type, rows, columns, np.random.default_rng(rows))
+    matrix = PackedMatrix(kernels, ggml_type, rows, columns)
+    assert matrix.take(GgmlBlocks(ggml_type, blocks))
+    return matrix, dequantize(blocks.reshape(-1), ggml_type, "test").reshape(rows, columns)
+
+
+def rounded(inputs: Floats) -> Floats:
+    """What is left of activations: 8 bits, and a scale for each group."""
+    groups = inputs.reshape(len(inputs), -1, GROUP_SIZE)
+    scales = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    return (np.rint(groups / scales) * scales).reshape(inputs.shape)
+
+
+@TYPES
+@SHAPES
+def test_rows_come_back_as_the_file_has_them(
+    kernels: Kernels, ggml_type: GgmlType, rows: int, columns: int
+) -> None:
+    matrix, weights = make(kernels, ggml_type, rows, columns)
+    found = np.stack([matrix.row(index) for index in range(rows)])
+    np.testing.assert_allclose(found, weights, rtol=0, atol=1e-5)
+
+
+@TYPES
+@SHAPES
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 33])
+def test_a_product_is_that_with_rounded_activations(
+    kernels: Kernels, ggml_type: GgmlType, rows: int, columns: int, num_tokens: int
+) -> None:
+    matrix, weights = make(kernels, ggml_type, rows, columns)
+    inputs = np.random.default_rng(1).standard_normal((num_tokens, columns), np.float32)
+    expected = rounded(inputs).astype(np.float64) @ weights.T.astype(np.float64)
+    # A value half way between two codes may go to either.
+    tolerance = 2e-3 * np.abs(expected).max()
+    np.testing.assert_allclose(matrix.multiply(inputs), expected, rtol=0, atol=tolerance)
+
+
+@TYPES
+def test_a_product_keeps_close_to_the_exact_one(kernels: Kernels, ggml_type: GgmlType) -> None:
+    matrix, weights = make(kernels, ggml_type, 64, 576)
+    inputs = np.random.default_rng(2).standard_normal((9, 576), np.float32)
+    expected = inputs @ weights.T
+    error = np.linalg.norm(matrix.multiply(inputs) - expected) / np.linalg.norm(expected)
+    assert error < 0.01
+
+
+@TYPES
+def test_a_row_of_tokens_is_the_same_whatever_is_beside_it(
+    kernels: Kernels, ggml_type: GgmlType
+) -> None:
+    matrix, _ = make(kernels, ggml_type, 41, 160)
+    inputs = np.random.default_rng(3).standard_normal((MAX_TOKENS, 160), np.float32)
+    whole = matrix.multiply(inputs)
+    for count in (1, 2, 3, 4, 5, 64):
+        np.testing.assert_array_equal(matrix.multiply(inputs[:count]), whole[:count])
+    np.testing.assert_array_equal(matrix.multiply(inputs[100:101]), whole[100:101])
+
+
+@TYPES
+def test_the_largest_codes_do_not_overflow(kernels: Kernels, ggml_type: GgmlType) -> None:
+    blocks = random_blocks(ggml_type, 16, 64, np.random.default_rng(4))
+    halves = 4 if ggml_type is GgmlType.Q4_1 else 2
+    blocks[:, :, :halves] = np.tile(np.array([1], "<f2").view(np.uint8), halves // 2)
+    for code in (0xFF, 0x80, 0x7F, 0x00):
+        blocks[:, :, halves:] = code
+        matrix = PackedMatrix(kernels, ggml_type, 16, 64)
+        matrix.take(GgmlBlocks(ggml_type, blocks))
+        weights = dequantize(blocks.reshape(-1), ggml_type, "test").reshape(16, 64)
+        for sign in (1, -1):
+            inputs = np.full((5, 64), sign, np.float32)
+            np.testing.assert_allclose(matrix.multiply(inputs), inputs @ weights.T, rtol=1e-4)
+
+
+@TYPES
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_spoils_its_token_alone(
+    kernels: Kernels, ggml_type: GgmlType, bad: float
+) -> None:
+    matrix, _ = make(kernels, ggml_type, 48, 96)
+    inputs = np.random.default_rng(5).standard_normal((6, 96), np.float32)
+    good = matrix.multiply(inputs)
+    inputs[2, 40] = bad
+    spoiled = matrix.multiply(inputs)
+    assert not np.isfinite(spoiled[2]).any()
+    np.testing.assert_array_equal(np.delete(spoiled, 2, 0), np.delete(good, 2, 0))
+
+
+def test_zeros_give_the_bias(kernels: Kernels) -> None:
+    matrix, _ = make(kernels, GgmlType.Q4_1, 41, 64)
+    bias = np.arange(41, dtype=np.float32)
+    found = matrix.multiply(np.zeros((5, 64), np.float32), bias)
+    np.testing.assert_array_equal(found, np.tile(bias, (5, 1)))
+
+
+def test_blocks_of_another_type_or_shape_are_refused(kernels: Kernels) -> None:
+    matrix = PackedMatrix(kernels, GgmlType.Q4_1, 16, 64)
+    blocks = random_blocks(GgmlType.Q8_0, 16, 64, np.random.default_rng(0))
+    assert not matrix.take(GgmlBlocks(GgmlType.Q8_0, blocks))
+    narrow = random_blocks(GgmlType.Q4_1, 16, 32, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="shape"):
+        matrix.take(GgmlBlocks(GgmlType.Q4_1, narrow))
+    with pytest.raises(ValueError, match="no whole number"):
+        PackedMatrix(kernels, GgmlType.Q4_1, 16, 40)

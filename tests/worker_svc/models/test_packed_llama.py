@@ -1,0 +1,203 @@
+"""Tiny random models with packed weights against the same file in PyTorch, in float32."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagewire.engine_config import (
+    AttentionConfig,
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+)
+from pagewire.sampling_params import SamplingParams
+from tests.worker_svc import tiny_models
+from tests.worker_svc.step_driver import DriverRequest, StepDriver
+from tests.worker_svc.tiny_gguf import write_gguf
+from worker_svc.model_runner import ModelRunner
+from worker_svc.models import packed_build
+from worker_svc.models.packed_llama import PackedLlama
+
+ROUNDING, LARGEST = 0.06, 0.25
+"""Relative difference of logits, its median and the most: activations have 8 bits. What random
+weights attend to is a choice of few keys, which rounding tips now and then."""
+SPREAD = 0.2
+"""Of the weights: with more, most choices hang on a rounding."""
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grouped-query": ("llama", {}),
+    "multi-query, tied": ("llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "head_dim 64": ("llama", {"head_dim": 64}),
+    "head_dim 128": ("llama", {"head_dim": 128, "num_hidden_layers": 1}),
+    "rope llama3": ("llama", tiny_models.VARIANTS["rope llama3"]),
+    "odd vocabulary": ("llama", {"vocab_size": 203}),
+    "qwen2": ("qwen2", tiny_models.VARIANTS["qwen2"]),
+    "qwen3": ("qwen3", tiny_models.VARIANTS["qwen3"]),
+}
+TYPES = [("Q4_0", "Q4_1"), ("Q8_0", "Q4_0")]
+
+
+def write(
+    directory: Path,
+    architecture: str = "llama",
+    linear_type: str = "Q4_1",
+    vocabulary_type: str = "Q8_0",
+    **fields: Any,
+) -> Path:
+    model = tiny_models.write_tiny_model(directory / "hf", initializer_range=SPREAD, **fields)
+    path = directory / f"{linear_type}-{vocabulary_type}.gguf"
+    write_gguf(path, model, architecture, None, linear_type, vocabulary_type)
+    return path
+
+
+def load(path: Path, backend: Any = "auto", num_threads: int = 2, **model: Any) -> ModelRunner:
+    runner = ModelRunner(
+        EngineConfig(
+            model=ModelConfig(model=str(path), **model),
+            attention=AttentionConfig(attention_backend=backend),
+            device=DeviceConfig(device="cpu", num_threads=num_threads),
+            cache=CacheConfig(kv_cache_memory_bytes=2**24),
+        )
+    )
+    runner.load(lambda phase, fraction: None)
+    return runner
+
+
+def is_packed(runner: ModelRunner) -> bool:
+    return isinstance(runner._require_loaded().model, PackedLlama)
+
+
+def prompts(vocab_size: int = 160) -> list[list[int]]:
+    numbers = random.Random(3)
+    return [[numbers.randrange(3, vocab_size) for _ in range(n)] for n in (1, 2, 15, 17, 40, 150)]
+
+
+def run(
+    runner: ModelRunner,
+    sampling: SamplingParams,
+    chunk: int = 10_000,
+    preempt_after: int | None = None,
+) -> list[DriverRequest]:
+    driver = StepDriver(runner, num_blocks=100, chunk=chunk)
+    requests = [driver.add(prompt, sampling, 12, preempt_after) for prompt in prompts()]
+    driver.run()
+    return requests
+
+
+def raw_logits(runner: ModelRunner, prompt: list[int], vocab_size: int) -> torch.Tensor:
+    """Of a prompt's last token and of the greedy tokens after it."""
+    sampling = SamplingParams(temperature=1e-3, logprobs=vocab_size, seed=1)
+    driver = StepDriver(runner, num_blocks=100)
+    request = driver.add(prompt, sampling, max_tokens=1)
+    driver.run()
+    [row] = request.logprobs
+    logits = torch.tensor([row[token] for token in range(vocab_size)])
+    return logits - logits.mean()
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_logits_are_those_of_the_dequantized_file(tmp_path: Path, variant: str) -> None:
+    architecture, fields = VARIANTS[variant]
+    path = write(tmp_path, architecture, **fields)
+    check_logits(path, fields.get("vocab_size", 160))
+
+
+@pytest.mark.parametrize(("linear_type", "vocabulary_type"), TYPES)
+def test_each_type_of_blocks(tmp_path: Path, linear_type: str, vocabulary_type: str) -> None:
+    check_logits(write(tmp_path, "llama", linear_type, vocabulary_type), 160)
+
+
+def check_logits(path: Path, vocab_size: int) -> None:
+    packed, plain = load(path), load(path, "torch")
+    assert (is_packed(packed), is_packed(plain)) == (True, False)
+    differences = []
+    for prompt in prompts(vocab_size):
+        found, expected = (raw_logits(r, prompt, vocab_size) for r in (packed, plain))
+        differences.append(float((found - expected).norm() / expected.norm()))
+    assert statistics.median(differences) < ROUNDING
+    assert max(differences) < LARGEST
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_chunks_batches_and_preemption_change_no_logprob(tmp_path: Path, num_threads: int) -> None:
+    path = write(tmp_path)
+    sampling = SamplingParams(temperature=0.9, seed=5, logprobs=3)
+    whole = run(load(path), sampling)
+    again = run(load(path, num_threads=num_threads), sampling, chunk=11, preempt_after=4)
+    assert len({token for request in whole for token in request.output_token_ids}) > 10
+    for first, second in zip(whole, again, strict=True):
+        assert second.output_token_ids == first.output_token_ids
+        assert second.logprobs == first.logprobs
+
+
+def test_drafts_change_no_token(tmp_path: Path) -> None:
+    runner = load(write(tmp_path))
+    expected = [request.output_token_ids for request in run(runner, SamplingParams(temperature=0))]
+    driver = StepDriver(runner, num_blocks=100)
+    requests = [
+        driver.add(
+            prompt,
+            SamplingParams(temperature=0),
+            12,
+            # Right, right, wrong.
+            propose=lambda done, tokens=tokens: [*tokens[len(done) : len(done) + 2], 3],
+        )
+        for prompt, tokens in zip(prompts(), expected, strict=True)
+    ]
+    driver.run()
+    assert [request.output_token_ids for request in requests] == expected
+    assert driver.num_steps < 12
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings"),
+    [
+        ("torch", {}),
+        ("auto", {"dtype": "float32"}),
+        ("auto", {"dtype": "bfloat16"}),
+        ("auto", {"batch_invariant": True}),
+        ("auto", {"quantization": "int8"}),
+        ("auto", {"model_impl": "transformers"}),
+    ],
+)
+def test_settings_that_ask_for_something_else(
+    tmp_path: Path, backend: str, settings: dict[str, Any]
+) -> None:
+    assert not is_packed(load(write(tmp_path), backend, **settings))
+
+
+@pytest.mark.parametrize(
+    ("linear_type", "vocabulary_type", "reason"),
+    [("Q5_0", "Q8_0", "is Q5_0"), ("Q4_1", "F16", "is F16")],
+)
+def test_types_that_are_not_packed(
+    tmp_path: Path, linear_type: str, vocabulary_type: str, reason: str
+) -> None:
+    path = write(tmp_path, "llama", linear_type, vocabulary_type)
+    assert not is_packed(load(path))
+    with pytest.raises(ValueError, match=reason):
+        load(path, "cpu")
+
+
+def test_without_kernels_pytorch_runs_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path)
+    assert is_packed(load(path, "cpu"))
+    monkeypatch.setattr(packed_build, "best_kernels", lambda: None)
+    assert not is_packed(load(path))
+    with pytest.raises(ValueError, match="no kernels"):
+        load(path, "cpu")
+
+
+def test_a_token_that_is_not_in_the_vocabulary_fails_its_step(tmp_path: Path) -> None:
+    driver = StepDriver(load(write(tmp_path)), num_blocks=100)
+    driver.add([5, 160])
+    with pytest.raises(IndexError, match="vocabulary"):
+        driver.run()

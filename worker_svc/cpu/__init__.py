@@ -1,0 +1,1 @@
+"""Kernels in C++ for CPUs, and one call a step over packed weights (docs/design/cpu-kernels.md)."""

@@ -1,0 +1,112 @@
+"""The compiled kernels in this process: found, loaded, checked, with the best variant chosen.
+
+Owns the search for the library and its one warning, and the threads that kernels run on. Knows no
+models. Used on the device thread; a call gives the GIL up until it returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagewire.kit.logs import get_logger
+from worker_svc.cpu.build import LIBRARY, library_digest, sources_digest
+from worker_svc.cpu.structs import Address, Cache, Matrix, Model, Step
+
+log = get_logger("worker_svc.cpu")
+
+NUM_VARIANTS = 2
+_INT, _LONG, _FLOAT, _BOOL = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
+_POINTER = ctypes.POINTER
+_SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
+    "pw_kernels": (Address, (_INT,)),
+    "pw_name": (ctypes.c_char_p, (Address,)),
+    "pw_lanes": (_INT, (Address,)),
+    "pw_packed_bytes": (_LONG, (Address, _INT, _INT, _INT)),
+    "pw_pack": (None, (Address, _INT, Address, Matrix, Address)),
+    "pw_pool_create": (Address, (_INT,)),
+    "pw_pool_destroy": (None, (Address,)),
+    "pw_plan_create": (Address, (Address, Address, _POINTER(Model))),
+    "pw_plan_destroy": (None, (Address,)),
+    "pw_plan_forward": (None, (Address, _POINTER(Cache), _POINTER(Step), Address)),
+    "pw_plan_logits": (None, (Address, Address, _INT, Address)),
+    "pw_unpack_row": (None, (Address, Matrix, _INT, Address)),
+    "pw_linear": (None, (Address, Matrix, Address, _INT, Address, _BOOL, Address)),
+    "pw_rms_norm": (None, (Address, Address, Address, _FLOAT, _INT, Address)),
+    "pw_swiglu": (None, (Address, Address, Address, _INT)),
+    "pw_rotate": (None, (Address, Address, _INT, _INT, Address, Address)),
+    "pw_attend": (
+        None,
+        (
+            *(Address, Address, _POINTER(Cache), _INT, _POINTER(Step), _INT, _INT, _FLOAT),
+            *(Address, Address, Address, Address),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One variant of the kernels."""
+
+    library: Any
+    handle: int
+    name: str
+    lanes: int
+    """Rows of a matrix that lie side by side."""
+
+
+class Pool:
+    """Threads of the kernels; they end with it."""
+
+    def __init__(self, kernels: Kernels, num_threads: int) -> None:
+        """Start them.
+
+        Raises:
+            MemoryError: There is none for them.
+        """
+        self.num_threads = num_threads
+        handle = kernels.library.pw_pool_create(num_threads)
+        if not handle:
+            raise MemoryError("no memory for the threads of the CPU kernels")
+        self.handle: int = handle
+        weakref.finalize(self, kernels.library.pw_pool_destroy, handle)
+
+
+@functools.cache
+def load_library(path: Path = LIBRARY) -> Any | None:
+    """The library, or None, with one warning, where there is none that fits the sources."""
+    problem = "they are not built"
+    if path.is_file():
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            problem = f"they cannot be loaded ({error})"
+        else:
+            if library_digest(library) == sources_digest():
+                return _declared(library)
+            problem = "they were built from other sources"
+    log.warning("cpu_kernels_missing", reason=problem, fix="python -m worker_svc.cpu.build")
+    return None
+
+
+def variants(library: Any) -> list[Kernels]:
+    """What this processor can run, best first."""
+    handles = (library.pw_kernels(place) for place in range(NUM_VARIANTS))
+    return [
+        Kernels(library, handle, library.pw_name(handle).decode(), library.pw_lanes(handle))
+        for handle in handles
+        if handle
+    ]
+
+
+def _declared(library: Any) -> Any:
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,168 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace pagewire {
+namespace {
+
+constexpr int32_t kPiecesPerThread = 4; // of a matrix product: threads that others delay do fewer
+constexpr int32_t kTokensPerPiece = 8;
+
+
+} // namespace
+
+Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
+    : kernels_(kernels), pool_(pool), model_(model),
+      layers_(model.layers, model.layers + model.num_layers),
+      attention_(kernels, pool, model.num_heads / model.num_kv_heads, model.head_dim) {
+  for (Layer &layer : layers_)
+    for (Linear *linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      parts_.emplace_back(linear->parts, linear->parts + linear->num_parts);
+      linear->parts = parts_.back().data();
+    }
+  query_size_ = model.num_heads * model.head_dim;
+  qkv_size_ = query_size_ + 2 * model.num_kv_heads * model.head_dim;
+  const int64_t widest =
+      std::max({model.hidden_size, model.intermediate_size, query_size_});
+  const int64_t groups = widest / kGroup * kMaxTokens;
+  qkv_.reset(new float[int64_t{kMaxTokens} * qkv_size_]);
+  attended_.reset(new float[int64_t{kMaxTokens} * query_size_]);
+  gate_up_.reset(new float[2LL * kMaxTokens * model.intermediate_size]);
+  normed_.reset(new float[int64_t{kMaxTokens} * model.hidden_size]);
+  codes_.reset(new int8_t[groups * kGroup]);
+  scales_.reset(new float[groups]);
+  sums_.reset(new float[groups]);
+  shifts_.reset(new int32_t[groups]);
+  input_ = Activations{codes_.get(), scales_.get(), sums_.get(), shifts_.get(), 0};
+}
+
+void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
+  pool_.wake();
+  embed(step, hidden);
+  tiles_.resize((step.num_tokens + kMaxTokens - 1) / kMaxTokens);
+  for (size_t i = 0; i < tiles_.size(); ++i) {
+    Tile &tile = tiles_[i];
+    tile.begin = static_cast<int32_t>(i) * kMaxTokens;
+    tile.end = std::min(tile.begin + kMaxTokens, step.num_tokens);
+    attention_.cut(step, model_.num_kv_heads, tile.begin, tile.end, tile.items);
+  }
+  for (int32_t i = 0; i < model_.num_layers; ++i) {
+    const Pages pages = layer_pages(cache, i);
+    // A tile's keys are written before those after it attend to them.
+    for (const Tile &tile : tiles_) run_layer(layers_[i], pages, step, tile, hidden);
+  }
+  pool_.rest();
+}
+
+void Plan::logits(const float *hidden, int32_t num_rows, float *output) {
+  const int32_t size = model_.hidden_size;
+  pool_.wake();
+  for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
+    const int32_t count = std::min(kMaxTokens, num_rows - begin);
+    prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size, count);
+    multiply_part(model_.head, Output{output + int64_t{begin} * model_.head.rows,
+                                      model_.head.rows, nullptr, false});
+  }
+  pool_.rest();
+}
+
+void Plan::embed(const Step &step, float *hidden) {
+  each_token(step.num_tokens, [&](int32_t token) {
+    kernels_.unpack_row(model_.embedding, static_cast<int32_t>(step.token_ids[token]),
+                        hidden + int64_t{token} * model_.hidden_size);
+  });
+}
+
+void Plan::run_layer(const Layer &layer, const Pages &pages, const Step &step, const Tile &tile,
+                     float *hidden) {
+  const int32_t size = model_.hidden_size, inner = model_.intermediate_size;
+  const int32_t count = tile.end - tile.begin;
+  float *residual = hidden + int64_t{tile.begin} * size;
+  prepare(residual, size, layer.input_norm, size, count);
+  multiply(layer.qkv, qkv_.get(), qkv_size_, false);
+  place_queries(layer, pages, step, tile);
+  Queries queries{};
+  queries.query = qkv_.get();
+  queries.output = attended_.get();
+  queries.query_stride = qkv_size_;
+  queries.output_stride = query_size_;
+  queries.group_size = model_.num_heads / model_.num_kv_heads;
+  queries.window = layer.window;
+  queries.scale = model_.scale;
+  attention_.run(pages, step, tile.items, queries, tile.begin);
+  prepare(attended_.get(), query_size_, nullptr, query_size_, count);
+  multiply(layer.output, residual, size, true);
+  prepare(residual, size, layer.output_norm, size, count);
+  multiply(layer.gate_up, gate_up_.get(), 2 * inner, false);
+  each_token(count, [&](int32_t token) {
+    float *gate = gate_up_.get() + int64_t{token} * 2 * inner;
+    kernels_.swiglu(gate, gate + inner, inner);
+    kernels_.quantize(gate, inner, token, input_);
+  });
+  multiply(layer.down, residual, size, true);
+}
+
+// Quantizes tokens for the next product, with a norm before it if there is one.
+void Plan::prepare(const float *input, int64_t stride, const float *norm, int32_t size,
+                   int32_t count) {
+  input_.num_tokens = count;
+  each_token(count, [&](int32_t token) {
+    const float *values = input + token * stride;
+    if (norm) {
+      float *normed = normed_.get() + int64_t{token} * size;
+      kernels_.rms_norm(values, norm, model_.eps, size, normed);
+      values = normed;
+    }
+    kernels_.quantize(values, size, token, input_);
+  });
+}
+
+void Plan::multiply(const Linear &linear, float *output, int64_t stride, bool adds) {
+  int32_t first = 0;
+  for (int32_t i = 0; i < linear.num_parts; ++i) {
+    const float *bias = linear.bias ? linear.bias + first : nullptr;
+    multiply_part(linear.parts[i], Output{output + first, stride, bias, adds});
+    first += linear.parts[i].rows;
+  }
+}
+
+void Plan::multiply_part(const Matrix &matrix, const Output &output) {
+  const int32_t groups = (matrix.rows + kernels_.lanes - 1) / kernels_.lanes;
+  const int32_t pieces = std::min(groups, kPiecesPerThread * pool_.num_threads());
+  auto piece = [&](int32_t index, int32_t) {
+    const auto begin = static_cast<int32_t>(int64_t{groups} * index / pieces);
+    const auto end = static_cast<int32_t>(int64_t{groups} * (index + 1) / pieces);
+    kernels_.multiply(matrix, input_, begin, end, output);
+  };
+  pool_.each(pieces, piece);
+}
+
+// Norms and rotates queries and keys, and writes keys and values to the cache.
+void Plan::place_queries(const Layer &layer, const Pages &pages, const Step &step,
+                         const Tile &tile) {
+  const int32_t dim = model_.head_dim, heads = model_.num_heads, kv_heads = model_.num_kv_heads;
+  each_token(tile.end - tile.begin, [&](int32_t token) {
+    float *query = qkv_.get() + int64_t{token} * qkv_size_;
+    float *key = query + query_size_, *value = key + kv_heads * dim;
+    if (layer.query_norm) {
+      for (int32_t h = 0; h < heads; ++h)
+        kernels_.rms_norm(query + h * dim, layer.query_norm, model_.eps, dim, query + h * dim);
+      for (int32_t h = 0; h < kv_heads; ++h)
+        kernels_.rms_norm(key + h * dim, layer.key_norm, model_.eps, dim, key + h * dim);
+    }
+    const int64_t row = step.positions[tile.begin + token] * (dim / 2);
+    // Keys follow queries.
+    kernels_.rotate(query, heads + kv_heads, dim, model_.cosines + row, model_.sines + row);
+    kernels_.write_kv(pages, step.slots[tile.begin + token], key, value);
+  });
+}
+
+template <typename Function> void Plan::each_token(int32_t count, Function function) {
+  auto piece = [&](int32_t index, int32_t) {
+    const int32_t end = std::min(count, (index + 1) * kTokensPerPiece);
+    for (int32_t token = index * kTokensPerPiece; token < end; ++token) function(token);
+  };
+  pool_.each((count + kTokensPerPiece - 1) / kTokensPerPiece, piece);
+}
+
+} // namespace pagewire

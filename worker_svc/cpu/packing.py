@@ -1,0 +1,111 @@
+"""Weights of a GGUF file in the layout of the kernels, and single kernels over numpy arrays.
+
+A matrix keeps the numbers of its file: blocks are only put in another order. Knows no models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from pagewire.gguf import GgmlType
+from worker_svc.cpu.library import Kernels
+from worker_svc.cpu.structs import Matrix
+from worker_svc.quantization.forms import GROUP_SIZE, GgmlBlocks
+
+Floats = npt.NDArray[np.float32]
+
+_QUANTIZED_4, _QUANTIZED_8 = 0, 1
+KINDS = {
+    GgmlType.Q4_0: _QUANTIZED_4,
+    GgmlType.Q4_1: _QUANTIZED_4,
+    GgmlType.Q8_0: _QUANTIZED_8,
+}
+"""Kind of packed matrix, by the type of its blocks."""
+MAX_TOKENS = 128
+"""Of one product."""
+
+
+class PackedMatrix(nn.Module):
+    """[rows, columns] weights, a scale for each 32 of a row; empty until blocks come."""
+
+    def __init__(self, kernels: Kernels, ggml_type: GgmlType, rows: int, columns: int) -> None:
+        """Takes memory, which is not touched before blocks come.
+
+        Args:
+            kernels: The variant that reads it.
+            ggml_type: One of `KINDS`.
+            rows: Any number.
+            columns: A multiple of 32.
+        """
+        super().__init__()
+        if columns % GROUP_SIZE:
+            raise ValueError(f"{columns} columns are no whole number of groups of {GROUP_SIZE}")
+        self.kernels = kernels
+        self.ggml_type = ggml_type
+        self.rows, self.columns = rows, columns
+        kind = KINDS[ggml_type]
+        size = kernels.library.pw_packed_bytes(kernels.handle, kind, rows, columns)
+        self.data = nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def struct(self) -> Matrix:
+        """For the library; good while the matrix lives."""
+        return Matrix(self.data.data_ptr(), KINDS[self.ggml_type], self.rows, self.columns)
+
+    def take(self, packed: GgmlBlocks) -> bool:
+        """Pack blocks of its type; says whether they are."""
+        if packed.ggml_type is not self.ggml_type:
+            return False
+        blocks = np.ascontiguousarray(packed.blocks)
+        expected = (self.rows, self.columns // GROUP_SIZE, self.ggml_type.block_bytes)
+        if blocks.shape != expected:
+            raise ValueError(f"blocks of shape {blocks.shape} where {expected} are wanted")
+        self.kernels.library.pw_pack(
+            self.kernels.handle,
+            int(self.ggml_type),
+            blocks.ctypes.data,
+            self.struct,
+            self.data.data_ptr(),
+        )
+        return True
+
+    def copy_(self, tensor: torch.Tensor, /) -> None:
+        raise TypeError("packed weights are made of blocks alone")
+
+    def row(self, index: int) -> Floats:
+        """One row as it is read."""
+        out = np.empty(self.columns, dtype=np.float32)
+        self.kernels.library.pw_unpack_row(self.kernels.handle, self.struct, index, out.ctypes.data)
+        return out
+
+    def multiply(self, inputs: Floats, bias: Floats | None = None) -> Floats:
+        """[num_tokens, rows] of [num_tokens, columns], which are quantized first.
+
+        Raises:
+            ValueError: The inputs have another shape, or there are more than `MAX_TOKENS`.
+        """
+        if inputs.ndim != 2 or inputs.shape[1] != self.columns or len(inputs) > MAX_TOKENS:
+            raise ValueError(f"inputs of shape {inputs.shape} for a matrix of {self.shape}")
+        inputs = np.ascontiguousarray(inputs, dtype=np.float32)
+        out = np.empty((len(inputs), self.rows), dtype=np.float32)
+        self.kernels.library.pw_linear(
+            self.kernels.handle,
+            self.struct,
+            inputs.ctypes.data,
+            len(inputs),
+            None if bias is None else bias.ctypes.data,
+            False,
+            out.ctypes.data,
+        )
+        return out

@@ -1,0 +1,108 @@
+"""Whether a variant of the kernels computes what it should on this processor.
+
+A variant is written for processors that whoever built it need not have. Before one is used, small
+products and attention are compared with plain numpy; one that differs is left out, with a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pagewire.gguf import GgmlType
+from pagewire.kit.logs import get_logger
+from worker_svc.attention.base import AttentionMetadata, AttentionSpec
+from worker_svc.cpu.library import Kernels, Pool, load_library, variants
+from worker_svc.cpu.packing import KINDS, PackedMatrix
+from worker_svc.cpu.paged_attention import CpuAttentionBackend
+from worker_svc.quantization.forms import GgmlBlocks
+from worker_svc.weights.dequantize import dequantize
+
+log = get_logger("worker_svc.cpu")
+
+Floats = npt.NDArray[np.float32]
+
+_ROWS, _COLUMNS = 24, 96
+_NUM_TOKENS = (1, 2, 3, 4, 7)
+_TOLERANCE = 0.03
+"""Of a result's largest value: activations have 8 bits, keys and values 11."""
+
+
+@functools.cache
+def best_kernels() -> Kernels | None:
+    """The best variant that is right; None: there is none, as the log says."""
+    library = load_library()
+    for kernels in () if library is None else variants(library):
+        problem = problem_of(kernels)
+        if problem is None:
+            log.info("cpu_kernels", variant=kernels.name)
+            return kernels
+        log.warning("cpu_kernels_wrong", variant=kernels.name, problem=problem)
+    return None
+
+
+def problem_of(kernels: Kernels) -> str | None:
+    """What the variant computes wrong; None: nothing that was looked at."""
+    random = np.random.default_rng(0)
+    for ggml_type in KINDS:
+        if not _multiplies(kernels, ggml_type, random):
+            return f"products with {ggml_type.name}"
+    return None if _attends(kernels, random) else "attention"
+
+
+def _multiplies(kernels: Kernels, ggml_type: GgmlType, random: np.random.Generator) -> bool:
+    blocks = random_blocks(ggml_type, _ROWS, _COLUMNS, random)
+    matrix = PackedMatrix(kernels, ggml_type, _ROWS, _COLUMNS)
+    matrix.take(GgmlBlocks(ggml_type, blocks))
+    weights = dequantize(blocks.reshape(-1), ggml_type, "check").reshape(_ROWS, _COLUMNS)
+    inputs = [random.standard_normal((count, _COLUMNS), np.float32) for count in _NUM_TOKENS]
+    return all(_is_close(matrix.multiply(given), given @ weights.T) for given in inputs)
+
+
+def _attends(kernels: Kernels, random: np.random.Generator) -> bool:
+    length, dim, block_size = 19, 16, 16
+    spec = AttentionSpec(
+        num_heads=2, num_kv_heads=1, head_dim=dim, scale=0.25, sliding_windows=[None]
+    )
+    backend = CpuAttentionBackend(kernels, Pool(kernels, 1), spec)
+    backend.allocate_kv_cache(3, block_size)
+    attention = backend.begin_step(
+        AttentionMetadata(
+            slot_mapping=torch.arange(length) + block_size,
+            block_tables=torch.tensor([[1, 2]]),
+            seq_lens=[length],
+            query_start_loc=[0, length],
+            num_single_rows=0,
+        )
+    )
+    query, key, value = (
+        random.standard_normal((length, heads, dim), np.float32) for heads in (2, 1, 1)
+    )
+    output = attention(0, *(torch.from_numpy(tensor) for tensor in (query, key, value)))
+    scores = np.einsum("qhd,kd->hqk", query, key[:, 0]) * spec.scale
+    weights = np.exp(scores) * np.tri(length)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    expected = np.einsum("hqk,kd->qhd", weights, value[:, 0]).reshape(length, -1)
+    return _is_close(output.numpy(), expected.astype(np.float32))
+
+
+def random_blocks(
+    ggml_type: GgmlType, rows: int, columns: int, random: np.random.Generator
+) -> npt.NDArray[np.uint8]:
+    """Blocks [rows, columns / 32, bytes of a block] with any codes and scales of about 1."""
+    shape = rows, columns // ggml_type.block_weights, ggml_type.block_bytes
+    blocks = random.integers(0, 256, shape, np.uint8)
+    num_halves = 2 if ggml_type is GgmlType.Q4_1 else 1
+    halves = random.standard_normal((*shape[:2], num_halves)).astype("<f2")
+    blocks[:, :, : 2 * num_halves] = halves.view(np.uint8)
+    return blocks
+
+
+def _is_close(found: Floats, expected: Floats) -> bool:
+    largest = float(np.abs(expected).max())
+    return bool(np.isfinite(found).all()) and bool(
+        np.abs(found - expected).max() <= _TOLERANCE * largest
+    )

@@ -1,0 +1,138 @@
+"""Whether a model runs with packed weights on the CPU kernels, and the building of one that does.
+
+Owns the choice and its log line. Called by `loaded_model` once a load, before anything else is
+built; imports of the kernels fail nowhere, since the library is looked for when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pagewire.engine_config import EngineConfig
+from pagewire.kit.logs import get_logger
+from worker_svc.cpu.library import Kernels, Pool
+from worker_svc.cpu.packing import KINDS
+from worker_svc.cpu.paged_attention import CpuAttentionBackend, attention_problem
+from worker_svc.cpu.variant_check import best_kernels
+from worker_svc.memory import check_weights
+from worker_svc.models.build import BuiltModel
+from worker_svc.models.config import LlamaConfig
+from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama
+from worker_svc.models.shape import read_implementation, read_shape
+from worker_svc.quantization.forms import GROUP_SIZE
+from worker_svc.step import ProgressCallback
+from worker_svc.weights.gguf_source import GgufSource
+from worker_svc.weights.load import load_weights
+from worker_svc.weights.source import WeightSource
+
+log = get_logger("worker_svc.models.packed")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedChoice:
+    """What a packed model is built from."""
+
+    source: GgufSource
+    shape: LlamaConfig
+    kernels: Kernels
+
+
+def choose_packed(
+    config: EngineConfig, source: WeightSource, device: torch.device
+) -> PackedChoice | None:
+    """What to build if the model runs with packed weights; None: it runs in PyTorch.
+
+    Raises:
+        ValueError: `--attention-backend cpu` was asked for, and cannot be.
+    """
+    requested = config.attention.attention_backend
+    if requested not in ("auto", "cpu") or device.type != "cpu":
+        if requested == "cpu":
+            raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
+        return None
+    choice = _choose(config, source)
+    if isinstance(choice, PackedChoice):
+        return choice
+    if requested == "cpu":
+        raise ValueError(f"attention_backend cpu is not possible here: {choice}: use auto")
+    log.info("packed_weights", used=False, reason=choice)
+    return None
+
+
+def build_packed(
+    choice: PackedChoice,
+    config: EngineConfig,
+    weight_limit: Callable[[], int],
+    progress: ProgressCallback,
+) -> tuple[BuiltModel, CpuAttentionBackend]:
+    """The model with its weights, and its attention backend.
+
+    Raises:
+        ValueError: The checkpoint does not fit its config.
+        FailedPreconditionError: The weights do not fit into memory.
+    """
+    shape, kernels = choice.shape, choice.kernels
+    max_model_len = shape.select_max_model_len(config.model.max_model_len)
+    pool = Pool(kernels, torch.get_num_threads())
+    model = PackedLlama(shape, max_model_len, kernels, pool, choice.source.ggml_type)
+    slots = model.weight_slots()
+    check_weights(sum(slot.nbytes for slot in slots.values()), weight_limit())
+    load_weights(slots, choice.source, progress)
+    log.info("packed_weights", used=True, variant=kernels.name, threads=pool.num_threads)
+    form = f"packed\0{kernels.name}\0{shape!r}"
+    built = BuiltModel(model, shape, max_model_len, form)
+    return built, CpuAttentionBackend(kernels, pool, model.attention_spec)
+
+
+def _choose(config: EngineConfig, source: WeightSource) -> PackedChoice | str:
+    """What to build, or why not."""
+    problem = _setting_problem(config)
+    if problem is not None:
+        return problem
+    if not isinstance(source, GgufSource):
+        return "the model is no GGUF file"
+    implementation = read_implementation(source.config, config.model.model_impl)
+    shape = read_shape(source.config, config.model.model_impl)
+    if not implementation.is_own or not isinstance(shape, LlamaConfig):
+        return f"architecture {implementation.architecture} has no module of our own"
+    problem = _shape_problem(shape, config.cache.block_size) or _type_problem(source, shape)
+    if problem is not None:
+        return problem
+    kernels = best_kernels()
+    if kernels is None:
+        return "there are no kernels for this processor, or they are not built"
+    return PackedChoice(source, shape, kernels)
+
+
+def _setting_problem(config: EngineConfig) -> str | None:
+    model = config.model
+    if model.dtype != "auto":
+        return f"--dtype {model.dtype}"
+    if model.batch_invariant:
+        return "--batch-invariant"
+    if model.quantization != "none":
+        return f"--quantization {model.quantization}"
+    if config.parallel.world_size > 1:
+        return "there are several ranks"
+    return None
+
+
+def _shape_problem(shape: LlamaConfig, block_size: int) -> str | None:
+    sizes = (shape.hidden_size, shape.intermediate_size, shape.num_heads * shape.head_dim)
+    for size in sizes:
+        if size % GROUP_SIZE:
+            return f"a linear layer has {size} inputs, no multiple of {GROUP_SIZE}"
+    return attention_problem(shape.head_dim, block_size)
+
+
+def _type_problem(source: GgufSource, shape: LlamaConfig) -> str | None:
+    """Tensors that are missing are the loader's to name."""
+    for name in sorted(source.names()):
+        is_packed = name.endswith("_proj.weight") or name in (EMBEDDING, HEAD)
+        if is_packed and source.ggml_type(name) not in KINDS:
+            known = ", ".join(kind.name for kind in KINDS)
+            return f"{name} is {source.ggml_type(name).name}, packed are {known}"
+    return None
