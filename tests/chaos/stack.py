@@ -57,8 +57,6 @@ class Layout:
     """Workers that every scheduler may claim besides its own."""
     engine: Sequence[str] = (*SIM, "--sim-step-time-us=20000")
     """Flags of the schedulers."""
-    gateway: Sequence[str] = ()
-    """Flags of the gateways."""
     scheduler: Sequence[str] = ()
     """Flags of the schedulers besides those of the engine."""
     tokenizer: Sequence[str] = ()
@@ -143,9 +141,6 @@ class ChaosStack:
     def http_url(self, gateway: str) -> str:
         """The HTTP API of a gateway, without /v1."""
         return f"http://127.0.0.1:{self._http_ports[gateway]}"
-
-    def admin_target(self, name: str) -> str:
-        return self._socket(f"{name}-admin")
 
     def pid(self, name: str) -> int | None:
         """Process id; None while it is dead."""
@@ -249,7 +244,6 @@ class ChaosStack:
             f"--gateway-id={name}",
             f"--schedulers={self._addresses(name, self.layout.names('scheduler'))}",
             f"--tokenizers={self._addresses(name, self.layout.names('tokenizer'))}",
-            *self.layout.gateway,
         ]
 
     def _scheduler_flags(self, name: str) -> list[str]:
