@@ -56,7 +56,7 @@ def _schemas() -> tuple[Path, Registry[Any]]:
     folder = package / "kubernetes-json-schema" / f"v{newest}-local-strict"
     definitions = json.loads((folder / "_definitions.json").read_text())
     resource = Resource.from_contents(definitions, default_specification=DRAFT202012)
-    return folder, Registry().with_resource("_definitions.json", resource)
+    return folder, Registry().with_resource("_definitions.json", resource).crawl()
 
 
 def of_kind(form: str, *kinds: str) -> dict[str, Any]:

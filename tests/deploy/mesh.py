@@ -7,17 +7,13 @@ speak to their sidecar alone; sidecars speak mTLS. Only the harness goes past th
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,12 +22,10 @@ from typing import Any
 
 from pagewire.cli.ready import GATEWAY_SERVICE
 from pagewire.kit.healthcheck import check
-from pagewire.kit.lifecycle import child_environment
 from tests.deploy.authority import Authority
-from tests.deploy.rendering import ENVOY, ROOT, render
+from tests.deploy.pod import WAIT_TIMEOUT_S, Pod
+from tests.deploy.rendering import render
 
-WAIT_TIMEOUT_S = 240.0
-"""Of anything that must come: a machine that is shared may be very slow."""
 SIM = ("--device=sim", "--sim-step-time-us=20000")
 _POLL_S = 0.05
 _MODULES = {
@@ -65,76 +59,6 @@ class Layout:
             "gateway": self.num_gateways,
         }
         return [f"{role}-{i}" for role, count in counts.items() for i in range(count)]
-
-
-class Pod:
-    """One service, if the role is one, and its sidecar."""
-
-    def __init__(self, name: str, ip: str, folder: Path, command: Sequence[str] | None) -> None:
-        self.name = name
-        self.role = name.partition("-")[0]
-        self.ip = ip
-        self.folder = folder
-        self._command = command
-        self.app: subprocess.Popen[bytes] | None = None
-        self.sidecar: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.start_sidecar()
-        self.start_app()
-
-    def start_app(self) -> None:
-        if self._command is not None:
-            self.app = self._run(self._command, "app")
-
-    def start_sidecar(self) -> None:
-        flags = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
-        config = str(self.folder / "envoy.yaml")
-        # It would outlive a harness that is killed.
-        command = ["setpriv", "--pdeathsig", "KILL", str(ENVOY), "-c", config, *flags]
-        self.sidecar = self._run(command, "sidecar")
-
-    def end(self) -> None:
-        for process in (self.app, self.sidecar):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
-
-    def is_dead(self) -> bool:
-        """Whether a process that was started has ended."""
-        return any(p is not None and p.poll() is not None for p in (self.app, self.sidecar))
-
-    def log(self, name: str) -> str:
-        """What the `app` or the `sidecar` has said."""
-        return self._log_path(name).read_text()
-
-    def stats(self, part: str) -> dict[str, int]:
-        """The sidecar's counters and gauges whose names contain a text."""
-        answer = self.admin(f"/stats?format=json&filter={part}")
-        return {
-            each["name"]: each["value"] for each in json.loads(answer)["stats"] if "name" in each
-        }
-
-    def admin(self, path: str) -> str:
-        return get(f"http://{self.ip}:15000{path}")
-
-    def ready(self) -> bool:
-        """Whether the sidecar and the service say that they are."""
-        try:
-            return get(f"http://{self.ip}:15020/ready").strip() == "LIVE"
-        except urllib.error.URLError:
-            return False
-
-    def _log_path(self, name: str) -> Path:
-        # Apart: Envoy watches the folder of its configuration.
-        return self.folder.with_name(f"{self.name}-{name}.log")
-
-    def _run(self, command: Sequence[str], name: str) -> subprocess.Popen[bytes]:
-        kept = {k: v for k, v in child_environment().items() if k != "PAGEWIRE_MODEL"}
-        with self._log_path(name).open("ab") as log:
-            return subprocess.Popen(
-                command, cwd=ROOT, env=kept, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
 
 
 @contextmanager
@@ -217,12 +141,10 @@ class Mesh:
                     lambda gateway=gateway, number=number: self.num_streams(gateway, number) > 0,
                     f"scheduler {number} at {gateway.name}",
                 )
-        for service, count in (("inference", "gateway"), ("openai", "gateway")):
+        for cluster in ("inference", "openai"):
             self.wait(
-                lambda service=service, count=count: (
-                    self.num_healthy(service) == len(self.role(count))
-                ),
-                f"{service} at the client",
+                lambda cluster=cluster: self.num_healthy(cluster) == self.layout.num_gateways,
+                f"{cluster} at the client",
             )
 
     def serves(self, name: str) -> bool:
@@ -311,12 +233,6 @@ class Mesh:
 
     def _worker_flags(self, ip: str) -> list[str]:
         return [f"--listen={ip}:50053", f"--admin-listen={ip}:50063"]
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=WAIT_TIMEOUT_S) as answer:
-        text: str = answer.read().decode()
-        return text
 
 
 def _own_network() -> tuple[str, socket.socket]:
