@@ -192,7 +192,8 @@ class GatewayConfig:
     schedulers: tuple[str, ...] = ("127.0.0.1:50052",)
     """Schedulers: host:port, dns:///name:port (each address behind the name) or unix:/path."""
     tokenizers: tuple[str, ...] = ("127.0.0.1:50051",)
-    """Tokenizers: host:port, dns:///name:port or unix:/path; one is used at a time."""
+    """Tokenizers: host:port, dns:///name:port (each address behind the name) or unix:/path; one is
+    used at a time."""
     routing_policy: PolicyName = "prefix-aware"
     """Which scheduler a request goes to. prefix-aware: the one that has most of its prompt cached,
     unless others have much less to do; least-loaded; round-robin."""

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from gateway.engine_client import EngineClient, EngineInfo, EngineSettings
 from gateway.live_request import LiveRequest, TokenSink
-from gateway.routing.membership import Membership, Resolve, follow_members
+from gateway.routing.membership import (
+    RESOLVE_INTERVAL_S,
+    Membership,
+    Resolve,
+    follow_members,
+)
 from gateway.routing.policies import PolicyName, RoutingPolicy
 from gateway.routing.prefix_match import PromptPrefix, match_prefix
 from gateway.routing.replica import Replica
@@ -44,6 +49,9 @@ class PoolSettings:
     """Longest that requests may still run on a replica that is no member any more."""
     resolve: Resolve = resolve
     """Asked for the addresses behind DNS names."""
+    resolve_interval_s: float = RESOLVE_INTERVAL_S
+    clock: Callable[[], float] = time.monotonic
+    """Seconds, monotonic."""
 
 
 @dataclass(slots=True)
@@ -166,7 +174,10 @@ class EnginePool:
                 self._start(replica)
             self._tasks.spawn(
                 follow_members(
-                    self._membership, self.set_addresses, resolve=self._settings.resolve
+                    self._membership,
+                    self.set_addresses,
+                    resolve=self._settings.resolve,
+                    interval_s=self._settings.resolve_interval_s,
                 ),
                 name="members",
             )
@@ -189,7 +200,7 @@ class EnginePool:
             elif replica.leaves_at_s is not None:
                 replica.leaves_at_s = None
                 self._changed()
-        now_s = time.monotonic()
+        now_s = self._settings.clock()
         for replica in self.replicas:
             if replica.target in addresses:
                 continue
@@ -209,6 +220,7 @@ class EnginePool:
             self._changed,
             self._rehome,
             wants_prefixes=self._policy.wants_prefixes,
+            clock=self._settings.clock,
         )
         self._replicas[address] = replica
         return replica

@@ -8,9 +8,7 @@ have no state, so they are tried again on whatever is connected by then, within 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,7 +18,7 @@ from gateway.detokenizer import Detokenizer
 from gateway.detokenizer_stream import DetokenizerStream
 from gateway.generation import ChatMessage, ChatPrompt
 from gateway.streams import StreamLostError
-from pagewire.kit.channels import open_channel
+from gateway.tokenizer_targets import TokenizerTargets
 from pagewire.kit.errors import (
     InternalError,
     PagewireError,
@@ -141,21 +139,12 @@ class TokenizerClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        async with AsyncExitStack() as channels:
-            # They stay open when a stream is lost: closing one cancels the unary calls on it.
-            stubs = [
-                (
-                    target,
-                    tokenizer_pb2_grpc.TokenizerServiceStub(
-                        await channels.enter_async_context(open_channel(target, tls=self._tls))
-                    ),
-                )
-                for target in self._targets
-            ]
-            await self._serve_forever(stubs)
+        async with TokenizerTargets(self._targets, self._tls) as targets:
+            await self._serve_forever(targets)
 
-    async def _serve_forever(self, stubs: Sequence[tuple[str, Stub]]) -> None:
-        for target, stub in itertools.cycle(stubs):
+    async def _serve_forever(self, targets: TokenizerTargets) -> None:
+        while True:
+            target, stub = await targets.next()
             try:
                 await self._serve_once(target, stub)
             except grpc.aio.AioRpcError as exc:

@@ -7,7 +7,6 @@ Which workers to claim, and how many, is `worker_client`'s and `worker_group`'s.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -17,6 +16,7 @@ import grpc
 from pagewire import wire
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.channels import open_channel
+from pagewire.kit.dns import is_dns_target, resolve
 from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
 from pagewire.kit.logs import get_logger
@@ -281,19 +281,14 @@ async def resolve_workers(targets: Sequence[str]) -> list[str]:
         WorkerUnavailableError: A name can't be resolved now.
     """
     addresses: list[str] = []
-    loop = asyncio.get_running_loop()
     for target in targets:
-        if not target.startswith("dns:"):
+        if not is_dns_target(target):
             addresses.append(target)
             continue
-        host, _, port = target.rpartition("/")[2].rpartition(":")
         try:
-            found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            addresses += await resolve(target)
         except OSError as error:
             raise WorkerUnavailableError(f"{target} can't be resolved") from error
-        for family, _, _, _, sockaddr in found:
-            ip = f"[{sockaddr[0]}]" if family == socket.AF_INET6 else sockaddr[0]
-            addresses.append(f"{ip}:{port}")
     return list(dict.fromkeys(addresses))
 
 

@@ -7,7 +7,6 @@ decided elsewhere, by `policies` through the pool.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -46,7 +45,7 @@ class Replica:
         rehome: Rehome,
         *,
         wants_prefixes: bool,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.client = EngineClient(target, settings, sink, on_change, rehome, self._follow)
         self.load = ReplicaLoad()

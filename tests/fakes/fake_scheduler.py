@@ -11,11 +11,12 @@ Clearing `go_on` holds tokens back, `frames_left` bounds them, `lose_streams` en
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self
 
 import grpc
 
+from pagewire.kit.errors import UnimplementedError
 from pagewire.kit.server import ServerConfig, ServiceServer
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tests.fakes.fake_tokenizer import BOS, EOS, FINGERPRINT, VOCAB_SIZE
@@ -109,6 +110,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def GetEngineInfo(self, request: Any, context: Any) -> Any:
         return self.info
+
+    async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        raise UnimplementedError("this fake does not tell its load")
+        yield  # makes it a stream
+
+    async def SubscribeKvEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        raise UnimplementedError("this fake has no KV events")
+        yield
 
     async def EngineStream(self, request_iterator: Any, context: Any) -> None:
         stream = _Stream(self, context)

@@ -1,0 +1,78 @@
+"""The tokenizers' addresses in turn, with an open channel each; names are looked up while it runs.
+
+Channels stay open when a stream is lost, because closing one cancels the unary calls on it; those
+of addresses that have left are closed when the next one is asked for. It does not know whether
+anybody answers: `tokenizer_client` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import grpc
+
+from gateway.routing.membership import Membership, Resolve, follow_members
+from pagewire.kit.channels import open_channel
+from pagewire.kit.dns import resolve
+from pagewire.kit.tasks import TaskOwner
+from pagewire.kit.tls import PeerTls
+from pagewire.v1 import tokenizer_pb2_grpc
+
+Stub: TypeAlias = "tokenizer_pb2_grpc.TokenizerServiceAsyncStub"
+
+
+class TokenizerTargets:
+    """Use it as an async context manager. Belongs to one event loop."""
+
+    def __init__(
+        self, targets: Sequence[str], tls: PeerTls | None = None, resolve: Resolve = resolve
+    ) -> None:
+        self._membership = Membership(targets)
+        self._tls = tls
+        self._resolve = resolve
+        self._tasks = TaskOwner()
+        self._addresses: list[str] = []
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stubs: dict[str, Stub] = {}
+        self._last = ""
+        self._any = asyncio.Event()
+
+    async def next(self) -> tuple[str, Stub]:
+        """Return the address after the last one, round and round, once there is any."""
+        await self._any.wait()
+        for address in [each for each in self._channels if each not in self._addresses]:
+            del self._stubs[address]
+            await self._channels.pop(address).close()
+        places = {address: place for place, address in enumerate(self._addresses)}
+        place = (places.get(self._last, -1) + 1) % len(self._addresses)
+        address = self._last = self._addresses[place]
+        if address not in self._channels:
+            channel = self._channels[address] = open_channel(address, tls=self._tls)
+            self._stubs[address] = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
+        return address, self._stubs[address]
+
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Note who is there; with nobody left, those from before are kept."""
+        if addresses:
+            self._addresses = list(addresses)
+            self._any.set()
+
+    async def __aenter__(self) -> Self:
+        self.set_addresses(self._membership.addresses)
+        if self._membership.names:
+            following = follow_members(self._membership, self.set_addresses, resolve=self._resolve)
+            self._tasks.spawn(following, name="tokenizer members")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._tasks.close()
+        for channel in self._channels.values():
+            await channel.close()

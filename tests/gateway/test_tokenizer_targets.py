@@ -1,0 +1,49 @@
+"""The tokenizers' addresses: in turn, as they join and leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.tokenizer_targets import TokenizerTargets
+
+NAME = "dns:///tokenizers:1"
+
+
+async def addresses(targets: TokenizerTargets, number: int) -> list[str]:
+    return [(await targets.next())[0] for _ in range(number)]
+
+
+async def test_they_are_used_in_turn_each_by_the_same_channel() -> None:
+    async with TokenizerTargets(["127.0.0.1:1", "127.0.0.1:2"]) as targets:
+        found = [await targets.next() for _ in range(4)]
+        assert [address for address, _ in found] == ["127.0.0.1:1", "127.0.0.1:2"] * 2
+        assert found[0][1] is found[2][1]
+        assert found[0][1] is not found[1][1]
+
+
+async def test_those_that_join_are_used_and_those_that_left_are_not() -> None:
+    async with TokenizerTargets(["127.0.0.1:1", "127.0.0.1:2"]) as targets:
+        _, first = await targets.next()
+        targets.set_addresses(["127.0.0.1:2", "127.0.0.1:3"])
+        assert await addresses(targets, 3) == ["127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:2"]
+        targets.set_addresses(["127.0.0.1:1"])
+        assert (await targets.next())[1] is not first
+
+
+async def test_with_nobody_left_those_from_before_are_tried() -> None:
+    async with TokenizerTargets(["127.0.0.1:1"]) as targets:
+        targets.set_addresses([])
+        assert await addresses(targets, 2) == ["127.0.0.1:1"] * 2
+
+
+async def test_a_name_is_waited_for() -> None:
+    answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+
+    async def resolve(name: str) -> list[str]:
+        assert name == NAME
+        return await answer
+
+    async with TokenizerTargets([NAME], resolve=resolve) as targets:
+        waiting = asyncio.create_task(targets.next())
+        answer.set_result(["127.0.0.1:7"])
+        assert (await waiting)[0] == "127.0.0.1:7"
