@@ -27,7 +27,7 @@ from pagewire.cli.supervisor import RestartPolicy, Supervisor
 from tests.chaos.proxy import LinkProxy
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_TIMEOUT_S = 120.0
+WAIT_TIMEOUT_S = 300.0
 """Of anything that must come: a machine that is shared may be very slow."""
 MODULES = {
     "gateway": "gateway",

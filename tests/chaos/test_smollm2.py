@@ -25,7 +25,7 @@ ENGINE = (
     "--max-model-len=512",
     "--kv-cache-memory-bytes=100000000",
 )
-NUM_TOKENS = 32
+NUM_TOKENS = 16
 NOT_A_TIE = 1.0
 
 
