@@ -15,7 +15,7 @@ from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
 
 from pagewire.kit.errors import InvalidRequestError
-from tokenizer_svc.template_environment import ENVIRONMENT, render
+from tokenizer_svc.template_environment import ENVIRONMENT, reading_template, render
 from tokenizer_svc.template_tools import tool_call_format, with_calls_as_text, with_tool_prompt
 
 Message = Mapping[str, Any]
@@ -131,12 +131,13 @@ def template_facts(template: str) -> TemplateFacts:
     Raises:
         TemplateSyntaxError: It is not a Jinja template.
     """
-    tree = ENVIRONMENT.parse(template)
-    return TemplateFacts(
-        uses_tools="tools" in find_undeclared_variables(tree),
-        uses_tool_calls=_reads(tree, "tool_calls"),
-        iterates_content=any(_is_content(loop.iter) for loop in tree.find_all(nodes.For)),
-    )
+    with reading_template():
+        tree = ENVIRONMENT.parse(template)
+        return TemplateFacts(
+            uses_tools="tools" in find_undeclared_variables(tree),
+            uses_tool_calls=_reads(tree, "tool_calls"),
+            iterates_content=any(_is_content(loop.iter) for loop in tree.find_all(nodes.For)),
+        )
 
 
 def _is_content(node: nodes.Node) -> bool:

@@ -42,15 +42,21 @@ def load_tokenizer(files: Mapping[str, bytes], fingerprint: str) -> ModelTokeniz
     """
     config = _json(files, "tokenizer_config.json")
     tokenizer = _rust_tokenizer(files[TOKENIZER_FILE])
-    special_tokens = _special_tokens(files, config)
     try:
-        _add_missing_tokens(tokenizer, config, special_tokens)
-        _set_bos_eos(tokenizer, config, special_tokens)
-        vocabulary = read_vocabulary(tokenizer, _decoder(tokenizer))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return _build(tokenizer, files, config, fingerprint)
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise TokenizerFilesError(
             f"{TOKENIZER_FILE} or tokenizer_config.json has an unknown form: {error}"
         ) from error
+
+
+def _build(
+    tokenizer: Tokenizer, files: Mapping[str, bytes], config: Mapping[str, Any], fingerprint: str
+) -> ModelTokenizer:
+    special_tokens = _special_tokens(files, config)
+    _add_missing_tokens(tokenizer, config, special_tokens)
+    _set_bos_eos(tokenizer, config, special_tokens)
+    vocabulary = read_vocabulary(tokenizer, _decoder(tokenizer))
     bos_token = special_tokens.get("bos_token")
     return ModelTokenizer(
         tokenizer=tokenizer,
@@ -69,7 +75,7 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(files[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerFilesError(f"{name} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise TokenizerFilesError(f"{name} is not a JSON object")

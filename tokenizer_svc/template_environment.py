@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
@@ -184,6 +185,23 @@ def _environment() -> ChatTemplateEnvironment:
 ENVIRONMENT = _environment()
 
 
+@contextmanager
+def reading_template() -> Iterator[None]:
+    """Turn what Python and Jinja make of a text that is no template of use into a syntax error.
+
+    Raises:
+        TemplateSyntaxError: In place of any of it.
+    """
+    try:
+        yield
+    except (RecursionError, MemoryError) as error:
+        raise TemplateSyntaxError("it nests too deeply", 1) from error
+    except (SyntaxError, ValueError, OverflowError) as error:
+        # Of Python's compiler: blocks in blocks, a number of thousands of digits.
+        raise TemplateSyntaxError("it cannot be compiled", 1) from error
+
+
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> Template:
-    return ENVIRONMENT.from_string(template)
+    with reading_template():
+        return ENVIRONMENT.from_string(template)

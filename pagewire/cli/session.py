@@ -33,7 +33,7 @@ class ClientConfig:
     a stack of our own that ends with this command."""
     model: str = "smollm2"
     """Model of a stack of our own."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False, metadata={"secret": True})
     """Key to send, if the gateway wants one: SECRET, or NAME=SECRET as the gateway has it."""
     answer: SamplingFlags = field(default_factory=SamplingFlags)
 

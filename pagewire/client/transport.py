@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -33,7 +33,7 @@ class Tls:
 
     root_certificates: bytes | None = None
     """PEM of the authorities to trust; None: those that gRPC comes with."""
-    private_key: bytes | None = None
+    private_key: bytes | None = field(default=None, repr=False)
     """PEM of the client's own key, where the server wants one (mTLS)."""
     certificate_chain: bytes | None = None
     """PEM of the client's own certificate, where the server wants one (mTLS)."""
@@ -63,7 +63,7 @@ class Endpoint:
     """Where a client connects, and how; checked when it is built."""
 
     address: str | Sequence[str] = DEFAULT_ADDRESS
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     tls: Tls | bool = False
     retry: bool = True
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES

@@ -45,8 +45,9 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen:
-                problem = f"has {key.value} twice"
+            if not isinstance(key, yaml.ScalarNode) or key.value in seen:
+                is_text = isinstance(key, yaml.ScalarNode)
+                problem = f"has {key.value} twice" if is_text else "has a key that is no text"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
@@ -59,6 +60,8 @@ def _parse(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # a safe loader
     except OSError as exc:
         raise ValueError(f"--config {path}: {exc.strerror}") from exc
+    except RecursionError as exc:
+        raise ValueError(f"--config {path}: is nested too deeply") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         mark = getattr(exc, "problem_mark", None)
         place = f" at line {mark.line + 1}" if mark is not None else ""

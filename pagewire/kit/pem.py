@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagewire.kit.config import ConfigError
@@ -20,7 +20,7 @@ class PemFiles:
     """What was in the files."""
 
     cert: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     ca: bytes | None
     """None: the other side shows no certificate."""
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from worker_svc.models.rope_config import RopeConfig
 
+MAX_LAYERS = 4096
+
 
 class UnsupportedModelError(ValueError):
     """The model needs something that is not implemented; the message names it."""
@@ -68,7 +70,8 @@ class LlamaConfig:
         return check_max_model_len(wanted, self.rope.max_model_len(self.max_position_embeddings))
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "head_dim"):
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise UnsupportedModelError(f"model config: {name} must be at least 1")
         if self.num_heads % self.num_kv_heads:
@@ -85,7 +88,16 @@ def llama_config_from_hf(config: Mapping[str, Any], architecture: str) -> LlamaC
 
     Raises:
         UnsupportedModelError: A field is missing, or has a value that is not implemented.
+        ValueError: The same of the rotary embedding.
     """
+    try:
+        return _llama_config(config, architecture)
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        # A damaged file: a list for a number, an infinite one, a division by it.
+        raise UnsupportedModelError("model config: a field has a value of no use") from error
+
+
+def _llama_config(config: Mapping[str, Any], architecture: str) -> LlamaConfig:
     _refuse_unsupported(config)
     model_type = str(config.get("model_type", ""))
     num_heads = _require_int(config, "num_attention_heads")
@@ -134,6 +146,8 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
 
 def _sliding_windows(config: Mapping[str, Any], model_type: str) -> tuple[int | None, ...]:
     num_layers = _require_int(config, "num_hidden_layers")
+    if num_layers > MAX_LAYERS:  # before anything has so many entries
+        raise UnsupportedModelError(f"model config: num_hidden_layers is more than {MAX_LAYERS}")
     window = config.get("sliding_window")
     # Qwen configs carry a window that is off unless they say otherwise.
     if model_type.startswith("qwen") and not config.get("use_sliding_window", False):
@@ -172,6 +186,6 @@ def token_ids_field(value: object) -> tuple[int, ...]:
         return ()
     if isinstance(value, int):
         return (value,)
-    if isinstance(value, (list, tuple)):
-        return tuple(int(item) for item in value)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
+        return tuple(value)
     raise UnsupportedModelError(f"model config: {value!r} is not a token id or a list of them")

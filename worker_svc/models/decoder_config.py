@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker_svc.models.config import UnsupportedModelError, check_max_model_len, token_ids_field
+from worker_svc.models.config import (
+    MAX_LAYERS,
+    UnsupportedModelError,
+    check_max_model_len,
+    token_ids_field,
+)
 from worker_svc.models.rope_config import RopeConfig
 
 _HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
@@ -57,11 +62,22 @@ def decoder_config_from_hf(config: Mapping[str, Any], architecture: str) -> Deco
 
     Raises:
         UnsupportedModelError: A field is missing or no number, or the model is no plain decoder.
+        ValueError: The same of the rotary embedding.
     """
+    try:
+        return _decoder_config(config, architecture)
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        # A damaged file: a list for a number, an infinite one, a division by it.
+        raise UnsupportedModelError("model config: a field has a value of no use") from error
+
+
+def _decoder_config(config: Mapping[str, Any], architecture: str) -> DecoderConfig:
     _refuse_unsupported(config)
     num_heads = _first_int(config, _NUM_HEADS)
     hidden_size = _first_int(config, _HIDDEN_SIZE)
     num_layers = _first_int(config, _NUM_LAYERS)
+    if num_layers > MAX_LAYERS:  # before anything has so many entries
+        raise UnsupportedModelError(f"model config: {num_layers} layers, more than {MAX_LAYERS}")
     kv_heads = config.get("num_key_value_heads") or num_heads
     head_dim = config.get("head_dim") or hidden_size // num_heads
     for name, value in (("num_key_value_heads", kv_heads), ("head_dim", head_dim)):

@@ -22,7 +22,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} cannot be read as JSON") from error
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} is not a JSON object")

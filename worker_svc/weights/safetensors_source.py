@@ -128,7 +128,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
             )
         try:
             header = json.loads(file.read(header_bytes))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WeightsError(f"{path.name} is damaged: its header is not JSON") from error
     if not isinstance(header, dict):
         raise WeightsError(f"{path.name} is damaged: its header is not a JSON object")
@@ -143,7 +143,7 @@ def _stored_tensor(
         dtype_name = str(entry["dtype"])
         shape = tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WeightsError(f"{file_name} is damaged: the entry of tensor {name}") from error
     dtype = _DTYPES.get(dtype_name)
     if dtype is None:
