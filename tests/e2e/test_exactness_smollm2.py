@@ -111,7 +111,7 @@ class Comparison:
             )
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 async def test_switches_change_no_token() -> None:
     comparison = await Comparison.start(make_requests(5, 12), FEW_TOGETHER)
     for switches in FEW:

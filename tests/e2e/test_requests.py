@@ -80,14 +80,16 @@ def gap(request: inference_pb2.GenerateRequest, position: int) -> float:
     return smollm2_greedy([list(request.token_ids.ids)], 12)[0].gaps[position]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_requests", [32, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("num_requests", "num_blocks"), [(12, 20), pytest.param(64, 40, marks=pytest.mark.slow)]
+)
 async def test_real_requests_on_a_tiny_pool_each_get_the_tokens_they_get_alone(
-    smollm2_stack: Stack, num_requests: int
+    smollm2_stack: Stack, num_requests: int, num_blocks: int
 ) -> None:
     rng = random.Random(64)
     requests = [real_request(rng, number) for number in range(num_requests)]
-    flags = ("--dtype", "float32", "--num-gpu-blocks-override", "40", "--max-model-len", "512")
+    flags = ("--dtype=float32", f"--num-gpu-blocks-override={num_blocks}", "--max-model-len=256")
     with start_stack(*flags) as tiny:
         async with open_channel(tiny.grpc_target) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
