@@ -1,0 +1,129 @@
+"""The embedded model with packed weights: what its rounding costs, and what changes no token."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pagewire.engine_config import (
+    AttentionConfig,
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    ModelConfig,
+)
+from pagewire.model_source import resolve_model
+from pagewire.sampling_params import SamplingParams
+from tests.worker_svc.step_driver import GREEDY, StepDriver
+from tokenizer_svc.gguf_byte_level import byte_level_tokenizer
+from tokenizer_svc.gguf_fields import read_vocabulary
+from worker_svc.input_batch import InputBatch
+from worker_svc.loaded_model import LoadedModel
+from worker_svc.model_runner import ModelRunner
+from worker_svc.step import NewRequest, SchedulerOutput
+
+PERPLEXITY = 0.01
+"""Most by which packing may change perplexity, relative."""
+AGREEMENT = 0.95
+"""Least share of places where the likeliest token is that of float32; 0.97 was seen."""
+VOCAB_SIZE = 49_152
+TEXT = """
+The water cycle describes how water moves on, above and below the surface of the Earth. The sun
+heats the oceans, and some of the water turns into vapour and rises into the air. Rising air
+currents take the vapour up into the atmosphere, where cooler temperatures cause it to condense
+into clouds. Winds move the clouds around the globe, cloud particles collide, grow, and fall out
+of the sky as rain or snow. Some of the snow piles up as ice, which can store frozen water for
+thousands of years. Most of the rain falls back into the oceans or onto land, where it flows over
+the ground as surface runoff. A part of it enters rivers in valleys, and the streams carry it
+towards the oceans. Some of it soaks into the ground and fills layers of rock below with fresh
+water. Plants take up a share of this water through their roots and give it back to the air
+through their leaves. Over time, all of this water keeps moving, and some of it reaches the ocean
+again, where the cycle began. People have known parts of this for a long time: farmers in ancient
+Egypt measured the height of the Nile every year, because the harvest, and the taxes, depended on
+how far the river rose. In the seventeenth century Pierre Perrault compared the rain that fell on
+the valley of the Seine with the water that the river carried, and found that there was more than
+enough rain to feed it. Until then many scholars had believed that springs were filled by the sea
+through hidden channels under the ground. Edmond Halley measured how fast water evaporates from a
+warm pan and worked out that the Mediterranean loses more by evaporation than its rivers bring.
+Since then the numbers have become better, but the picture is still the same.
+"""
+
+
+def load(backend: Any, num_threads: int = 1) -> ModelRunner:
+    runner = ModelRunner(
+        EngineConfig(
+            model=ModelConfig(model="smollm2", dtype="auto" if backend == "cpu" else "float32"),
+            attention=AttentionConfig(attention_backend=backend),
+            device=DeviceConfig(device="cpu", num_threads=num_threads),
+            cache=CacheConfig(kv_cache_memory_bytes=2**26),
+        )
+    )
+    runner.load(lambda phase, fraction: None)
+    return runner
+
+
+@torch.inference_mode()
+def logits_of(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
+    """[num_tokens, vocab_size] of one prompt."""
+    num_blocks = -(-len(token_ids) // 16)
+    loaded.backend.allocate_kv_cache(1 + num_blocks, 16)
+    batch = InputBatch(16, loaded.info.max_model_len)
+    request = NewRequest(
+        handle=0,
+        request_id="text",
+        prompt_token_ids=token_ids,
+        output_token_ids=[],
+        sampling=SamplingParams(temperature=0.0),
+        num_computed_tokens=0,
+        block_ids=range(1, 1 + num_blocks),
+    )
+    rows = batch.update(
+        SchedulerOutput(
+            step=1,
+            new_requests=[request],
+            handles=[0],
+            num_scheduled_tokens=[len(token_ids)],
+        )
+    )
+    hidden = loaded.forward(batch.make_inputs(rows, min_tokens=loaded.min_rows))
+    return loaded.compute_logits(hidden[: len(token_ids)]).clone()
+
+
+@pytest.mark.timeout(600)
+def test_perplexity_and_choices_are_those_of_the_file() -> None:
+    tokenizer = byte_level_tokenizer(read_vocabulary(resolve_model("smollm2").path))
+    token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    assert len(token_ids) > 350
+    targets = torch.tensor(token_ids[1:])
+    packed, plain = (
+        logits_of(load(backend)._require_loaded(), token_ids) for backend in ("cpu", "torch")
+    )
+    losses = [float(functional.cross_entropy(rows[:-1], targets)) for rows in (packed, plain)]
+    assert abs(losses[0] - losses[1]) < PERPLEXITY
+    agreement = (packed.argmax(-1) == plain.argmax(-1)).float().mean()
+    assert float(agreement) > AGREEMENT
+
+
+@pytest.mark.timeout(600)
+def test_chunks_preemption_and_threads_change_no_token() -> None:
+    numbers = random.Random(1)
+    prompts = [[numbers.randrange(100, VOCAB_SIZE) for _ in range(n)] for n in (1, 16, 33, 150)]
+    sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+
+    def run(runner: ModelRunner, chunk: int, preempt_after: int | None) -> list[list[int]]:
+        driver = StepDriver(runner, num_blocks=100, chunk=chunk)
+        requests = [
+            driver.add(prompt, params, 12, preempt_after)
+            for params in (sampling, GREEDY)
+            for prompt in prompts
+        ]
+        driver.run()
+        return [request.output_token_ids for request in requests]
+
+    whole = run(load("cpu"), 10_000, None)
+    assert len({token for output in whole for token in output}) > 30
+    assert run(load("cpu", num_threads=2), 40, 5) == whole
