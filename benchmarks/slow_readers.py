@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 
 from pagewire import __version__
@@ -105,6 +106,7 @@ async def run_phase(
     url: str, gateway: psutil.Process, options: argparse.Namespace, *, are_slow: bool
 ) -> Phase:
     """Run all clients for `options.seconds`; only what comes then counts."""
+    before = gateway.memory_info().rss
     readers = [Reader() for _ in range(options.busy)]
     others = [Reader() for _ in range(0 if are_slow else options.slow)]
     tasks = [
@@ -119,8 +121,10 @@ async def run_phase(
         # Whoever comes from now on finds the batch full, and waits.
         first_idle = options.busy + options.slow
         tasks += [asyncio.create_task(hold(url, first_idle + n)) for n in range(options.idle)]
-        before, start_s = gateway.memory_info().rss, time.perf_counter()
-        largest = before
+        async with asyncio.timeout(START_TIMEOUT_S):
+            # Slow ones may have been ended already.
+            await wait_live(url, options.busy + options.idle)
+        largest, start_s = gateway.memory_info().rss, time.perf_counter()
         while time.perf_counter() < start_s + options.seconds:
             await asyncio.sleep(SAMPLE_S)
             largest = max(largest, gateway.memory_info().rss)
@@ -137,6 +141,15 @@ async def run_phase(
         gateway_rss_before_mib=mib(before),
         gateway_rss_max_mib=mib(largest),
     )
+
+
+async def wait_live(url: str, number: int) -> None:
+    """Wait until the gateway has so many requests in work."""
+    async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT_S) as client:
+        while True:
+            if (await client.get("/load")).json()["server_load"] >= number:
+                return
+            await asyncio.sleep(SAMPLE_S)
 
 
 def quantile_ms(ordered_s: Sequence[float], share: float) -> float:
