@@ -19,9 +19,10 @@ from gateway.routing.membership import (
     Resolve,
     follow_members,
 )
-from gateway.routing.policies import PolicyName, RoutingPolicy
-from gateway.routing.prefix_match import PromptPrefix, match_prefix
+from gateway.routing.policies import PolicyName
+from gateway.routing.prefix_match import PromptPrefix
 from gateway.routing.replica import Replica
+from gateway.routing.router import Router
 from pagewire.kit.dns import resolve
 from pagewire.kit.errors import NotFoundError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
@@ -54,16 +55,6 @@ class PoolSettings:
     """Seconds, monotonic."""
 
 
-@dataclass(slots=True)
-class RoutingCounters:
-    """What the choices came to."""
-
-    num_prompt_tokens: int = 0
-    """Of prompts that were sent to a replica."""
-    num_matched_tokens: int = 0
-    """Of those, known to be cached at the replica that was chosen."""
-
-
 class EnginePool:
     """All replicas. Used from one event loop; `run` owns every task."""
 
@@ -75,14 +66,15 @@ class EnginePool:
         on_change: Callable[[], None],
         settings: PoolSettings | None = None,
     ) -> None:
-        self.counters = RoutingCounters()
         self.models: dict[str, ServedModel] = {}
         """By served name, in the order in which we came to know them."""
         self._engine = engine
         self._sink = sink
         self._on_change = on_change
         self._settings = settings or PoolSettings()
-        self._policy = RoutingPolicy(self._settings.routing_policy)
+        self.router = Router(self._settings.routing_policy)
+        self._wants_prefixes = asyncio.Event()
+        """Set once there is a choice: until then nobody need tell what is cached where."""
         self._membership = Membership(targets)
         self._replicas: dict[str, Replica] = {}
         self._tasks = TaskOwner()
@@ -159,10 +151,8 @@ class EnginePool:
             return
         first = requests[0].request
         prompt = PromptPrefix(first.prompt_token_ids, first.cache_salt)
-        replica, num_matched = self._route(able, prompt)
+        replica, num_matched = self.router.route(able, prompt)
         num_tokens = len(prompt.token_ids)
-        self.counters.num_prompt_tokens += num_tokens
-        self.counters.num_matched_tokens += num_matched
         for place, request in enumerate(requests):
             # Siblings share what the first one computes.
             replica.add(request, 1 if place else num_tokens - num_matched)
@@ -219,10 +209,12 @@ class EnginePool:
             self._sink,
             self._changed,
             self._rehome,
-            wants_prefixes=self._policy.wants_prefixes,
+            wants_prefixes=self._wants_prefixes,
             clock=self._settings.clock,
         )
         self._replicas[address] = replica
+        if self.router.wants_prefixes and len(self._replicas) > 1:
+            self._wants_prefixes.set()
         return replica
 
     def _start(self, replica: Replica) -> None:
@@ -232,38 +224,10 @@ class EnginePool:
     def _drop(self, replica: Replica) -> None:
         log.info("replica_left", target=replica.target)
         del self._replicas[replica.target]
-        self._policy.forget(replica.target)
+        self.router.forget(replica.target)
         task = self._running.pop(replica.target)
         self._tasks.spawn(_end(replica.client, task), name=f"leave {replica.target}")
         self._changed()
-
-    def _route(self, able: Sequence[Replica], prompt: PromptPrefix) -> tuple[Replica, int]:
-        """Return the replica and how many leading tokens it is known to have.
-
-        When every one has failed too often lately, they are used as if none had: a breaker moves
-        requests to others, it never makes an outage of its own.
-        """
-        able = [replica for replica in able if replica.allows_requests] or able
-        matched = [0] * len(able)
-        if self._policy.wants_prefixes:
-            matched = match_prefix(prompt, [replica.index for replica in able])
-        known = [
-            replica.load.num_requests(replica.client.num_requests)
-            for replica in able
-            if replica.load.is_known
-        ]
-        # Who does not tell may be stuck: it counts as the most loaded.
-        unknown = max(known, default=0)
-        places = {replica.target: place for place, replica in enumerate(able)}
-        chosen = self._policy.choose(
-            [
-                replica.candidate(num_matched, unknown)
-                for replica, num_matched in zip(able, matched, strict=True)
-            ],
-            len(prompt.token_ids),
-        )
-        place = places[chosen.key]
-        return able[place], matched[place]
 
     def _changed(self) -> None:
         for client in self.ready:

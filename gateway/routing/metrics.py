@@ -49,7 +49,7 @@ class ReplicaCollector(Collector):
             opens.add_metric(label, replica.breaker.num_opens)
             known.add_metric(label, len(replica.index) if replica.index.is_current else 0)
         yield from (up, requests, is_open, opens, known)
-        counters = self._pool.counters
+        counters = self._pool.router.counters
         yield CounterMetricFamily(
             "pagewire_gateway_routed_prompt_tokens",
             "Prompt tokens that were sent to a replica.",

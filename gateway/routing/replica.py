@@ -44,9 +44,20 @@ class Replica:
         on_change: Callable[[], None],
         rehome: Rehome,
         *,
-        wants_prefixes: bool,
+        wants_prefixes: asyncio.Event,
         clock: Callable[[], float],
     ) -> None:
+        """Begin with nothing known.
+
+        Args:
+            target: Address of the scheduler.
+            settings: Of all engine clients.
+            sink: Takes new tokens.
+            on_change: Called when its readiness may have changed.
+            rehome: Finds another engine for a request.
+            wants_prefixes: Set once it matters what the replica has cached.
+            clock: Seconds, monotonic.
+        """
         self.client = EngineClient(target, settings, sink, on_change, rehome, self._follow)
         self.load = ReplicaLoad()
         self.index = PrefixIndex()
@@ -137,9 +148,15 @@ class Replica:
             max_hashes = min(kv.num_blocks or MAX_HASHES, MAX_HASHES)
             self.index = PrefixIndex(kv.block_size, max_hashes)
         following = [follow_load(stub, self.load, lambda: self.client.num_requests)]
-        if self._wants_prefixes and kv.block_size:
-            following.append(follow_kv_events(stub, self.index))
+        if kv.block_size:
+            following.append(self._follow_prefixes(stub, self.index))
         return following
+
+    async def _follow_prefixes(
+        self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, index: PrefixIndex
+    ) -> None:
+        await self._wants_prefixes.wait()
+        await follow_kv_events(stub, index)
 
 
 def _is_its_fault(error: BaseException) -> bool:

@@ -117,7 +117,7 @@ async def test_a_prompt_goes_where_its_prefix_is() -> None:
         for _ in range(3):
             assert owner(pool, pool.send([*prompt, 7])) == schedulers[1].target
         assert owner(pool, pool.send([5, *prompt])) != schedulers[1].target
-        counters = pool.pool.counters
+        counters = pool.pool.router.counters
         assert (counters.num_matched_tokens, counters.num_prompt_tokens) == (6000, 8004)
 
 
@@ -283,3 +283,26 @@ async def test_names_of_models_are_kept_while_nobody_serves_them() -> None:
         schedulers[0].lose_streams()
         await pool.until(lambda: not pool.pool.ready)
         assert list(pool.pool.models) == [MODEL]
+
+
+@pytest.mark.parametrize(("number", "follows"), [(1, False), (2, True)])
+async def test_what_is_cached_is_followed_only_where_there_is_a_choice(
+    monkeypatch: pytest.MonkeyPatch, number: int, follows: bool
+) -> None:
+    followed: list[object] = []
+    asked = asyncio.Event()
+
+    async def follow(stub: object, index: object) -> None:
+        followed.append(index)
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("gateway.routing.replica.follow_kv_events", follow)
+    async with fakes(number) as schedulers:
+        for each in schedulers:
+            each.info.block_size = 16
+        async with pool_of(schedulers) as pool:
+            await pool.ask()
+            if follows:
+                await asked.wait()
+            assert bool(followed) is follows
