@@ -79,9 +79,18 @@ inline __m256i splat_4(const int8_t *codes, int j) {
   return _mm256_set1_epi32(four);
 }
 
+constexpr int kAhead = 1024; // bytes; a page's end stops the processor's own prefetching
+
+// Asks for the codes that are read some groups later.
+template <int kBytes> inline void prefetch(const uint8_t *p) {
+  for (int i = 0; i < kBytes; i += 64)
+    _mm_prefetch(reinterpret_cast<const char *>(p) + kAhead + i, _MM_HINT_T0);
+}
+
 struct Group4 {
   __m256i codes[8];
   explicit Group4(const uint8_t *p) {
+    prefetch<128>(p);
     const __m256i low = _mm256_set1_epi8(0x0f);
     for (int i = 0; i < 4; ++i) {
       __m256i both = bytes_at(p + 32 * i);
@@ -102,6 +111,7 @@ struct Group8 {
   const uint8_t *signs;
   __m256i magnitudes[8];
   explicit Group8(const uint8_t *p) : signs(p) {
+    prefetch<256>(p);
     for (int j = 0; j < 8; ++j) magnitudes[j] = _mm256_abs_epi8(bytes_at(p + 32 * j));
   }
   Vector dot(const int8_t *token, int32_t) const {
