@@ -95,6 +95,7 @@ async def ask_all_and_kill(stack: ComposeStack) -> list[str]:
         for question, event in zip(QUESTIONS, begun, strict=True)
     ]
     await asyncio.gather(*(event.wait() for event in begun))
+    assert not any(task.done() for task in tasks)
     await asyncio.to_thread(docker, "kill", stack.containers("worker")[0])
     return list(await asyncio.gather(*tasks))
 
