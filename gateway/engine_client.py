@@ -104,6 +104,7 @@ class EngineClient:
         self._orphans: list[LiveRequest] = []
         self._generation = 0
         self._is_closed = False
+        self._is_retired = False
         self._recovery = Recovery(settings.recovery_timeout_s, self._on_give_up)
 
     @property
@@ -125,10 +126,12 @@ class EngineClient:
     def add(self, request: LiveRequest) -> None:
         """Own the request and send it; its `admission` tells how that went."""
         request.owner = self
-        if self._stream is None:
-            self._orphans.append(request)
-        else:
+        if self._stream is not None:
             self._stream.add(request)
+            return
+        self._orphans.append(request)
+        if self._is_retired:  # it left while the request's tokens were made
+            self.retire()
 
     def abort(self, request: LiveRequest, reason: AbortReason) -> None:
         if request in self._orphans:
@@ -146,8 +149,9 @@ class EngineClient:
             return
         if stream.is_recovering:
             for request in stream.requests:
-                if self._rehome(self, request):
-                    stream.abort(request, AbortReason.MOVED)
+                if not self._rehome(self, request):
+                    break  # nor would any other find one
+                stream.abort(request, AbortReason.MOVED)
         self._on_change()
 
     def take_back(self, request: LiveRequest) -> None:
@@ -166,7 +170,12 @@ class EngineClient:
             await self._stream.say_goodbye()
 
     def retire(self) -> None:
-        """Find what is left another engine, or end it: nobody runs this client any more."""
+        """Find what is left another engine, or end it: nobody runs this client any more.
+
+        What is added later fares the same.
+        """
+        self._is_retired = True
+        self._recovery.close()
         self._orphans = [each for each in self._orphans if not self._rehome(self, each)]
         self._fail_all("the engine has left", "ENGINE_LOST")
 

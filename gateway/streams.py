@@ -70,6 +70,13 @@ class Recovery:
         if self._give_up is None:
             self._wait(self._timeout_s)
 
+    def close(self) -> None:
+        """Let no time run any more; nobody waits for a stream."""
+        for timer in (self._settle, self._give_up):
+            if timer is not None:
+                timer.cancel()
+        self._settle = self._give_up = None
+
     def _settled(self) -> None:
         self.backoff.reset()
         if self._give_up is not None:

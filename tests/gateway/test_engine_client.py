@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from unittest.mock import Mock
@@ -174,6 +176,30 @@ async def test_another_model_ends_what_was_lost() -> None:
         await scheduler.until(lambda: len(scheduler.opens) == 2)
         await running.until(lambda client: request.is_over)
         assert len(scheduler.adds) == 1
+
+
+async def test_what_is_added_to_one_that_left_moves_or_ends() -> None:
+    async with FakeScheduler() as scheduler, run_client(scheduler) as running:
+        running.client.retire()
+        ended, moved = live_request(), live_request()
+        running.client.add(ended)
+        running.twin = []
+        running.client.add(moved)
+        assert (ended.is_over, moved.is_over, running.twin) == (True, False, [moved])
+        assert running.client.num_requests == 0
+
+
+async def test_one_that_was_lost_before_it_left_is_forgotten() -> None:
+    async with FakeScheduler() as scheduler:
+        async with run_client(scheduler) as running:
+            await running.until(lambda client: client.is_ready)
+            scheduler.lose_streams()
+            await running.until(lambda client: not client.is_ready)
+        running.client.retire()
+        left = weakref.ref(running.client)
+        del running
+        gc.collect()
+        assert left() is None
 
 
 async def test_an_engine_that_stays_away_ends_its_requests() -> None:
