@@ -278,9 +278,9 @@ async def resolve_workers(targets: Sequence[str]) -> list[str]:
     A claim is several calls to the same process, so a channel must not choose among addresses.
 
     Raises:
-        WorkerUnavailableError: A name can't be resolved now.
+        WorkerUnavailableError: Names can't be resolved now, and there is no other address.
     """
-    addresses: list[str] = []
+    addresses, unknown = list[str](), list[str]()
     for target in targets:
         if not is_dns_target(target):
             addresses.append(target)
@@ -288,7 +288,10 @@ async def resolve_workers(targets: Sequence[str]) -> list[str]:
         try:
             addresses += await resolve(target)
         except OSError as error:
-            raise WorkerUnavailableError(f"{target} can't be resolved") from error
+            log.info("name_not_resolved", name=target, reason=error.strerror or str(error))
+            unknown.append(target)
+    if unknown and not addresses:
+        raise WorkerUnavailableError(f"{', '.join(unknown)} can't be resolved")
     return list(dict.fromkeys(addresses))
 
 

@@ -33,10 +33,10 @@ def check_target(target: str, name: str = "target") -> str:
         ValueError: With (name, value, rule).
     """
     scheme, _, rest = target.partition(":")
-    if scheme in ("dns", "ipv4", "ipv6", "unix", "unix-abstract"):
+    if scheme in ("ipv4", "ipv6", "unix", "unix-abstract"):
         valid = bool(rest.strip("/"))
     else:
-        match = HOST_PORT.fullmatch(target)
+        match = HOST_PORT.fullmatch(rest.rpartition("/")[2] if scheme == "dns" else target)
         valid = match is not None and 0 < int(match[2]) < 65536
     if not valid:
         raise ValueError(name, target, _TARGET_RULE)
@@ -80,7 +80,7 @@ def open_channel(
         "grpc.enable_retries": 1,
         "grpc.service_config": _service_config(target, health_service),
     }
-    if tls is None or target.startswith("unix"):
+    if tls is None or target.startswith(("unix:", "unix-abstract:")):
         merged.update(options)
         return ContextChannel(
             grpc.aio.insecure_channel(check_target(target), options=list(merged.items()))

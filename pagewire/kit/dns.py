@@ -26,9 +26,12 @@ async def resolve(target: str) -> list[str]:
         OSError: The name can't be resolved now.
     """
     host, _, port = target.rpartition("/")[2].removeprefix(_SCHEME).rpartition(":")
-    found = await asyncio.get_running_loop().getaddrinfo(
-        host.strip("[]"), int(port), type=socket.SOCK_STREAM
-    )
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        )
+    except UnicodeError as error:
+        raise OSError(f"{host} is no name that a host can have") from error
     return list(
         dict.fromkeys(_address(family, sockaddr[0], port) for family, *_, sockaddr in found)
     )

@@ -266,6 +266,13 @@ async def test_a_refused_configuration_is_passed_on(refusal):
             await executor.initialize()
 
 
+async def test_a_name_that_is_not_there_keeps_no_other_worker_away():
+    nobody = "dns:///no-such-name.invalid:7"
+    assert await resolve_workers([nobody, "a:1"]) == ["a:1"]
+    with pytest.raises(WorkerUnavailableError, match="can't be resolved"):
+        await resolve_workers([nobody])
+
+
 async def test_a_dns_name_stands_for_its_addresses():
     assert await resolve_workers(["unix:/w", "dns:///127.0.0.1:7", "a:1"]) == [
         "unix:/w",

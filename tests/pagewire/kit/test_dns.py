@@ -27,9 +27,10 @@ async def test_ipv6_addresses_get_brackets_and_each_comes_once(monkeypatch):
     assert await resolve("dns:///name:5") == ["[::1]:5", "10.0.0.1:5"]
 
 
-async def test_a_name_that_does_not_exist_is_an_os_error():
+@pytest.mark.parametrize("name", ["no-such-name.invalid", "a..b", "x" * 64])
+async def test_a_name_that_does_not_or_cannot_exist_is_an_os_error(name):
     with pytest.raises(OSError):
-        await resolve("dns:///no-such-name.invalid:1")
+        await resolve(f"dns:///{name}:1")
 
 
 @pytest.mark.parametrize("target", ["localhost:1", "unix:/path", "10.0.0.1:50052"])
