@@ -222,6 +222,12 @@ class EngineStream:
                 await self._call.write(frame)
             except asyncio.InvalidStateError:
                 raise StreamLostError("the call has ended") from None
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                # Not this task was cancelled: the call, by `cancel`, while a goodbye was written.
+                raise StreamLostError("the call has ended") from None
 
     def _fill(self, frame: scheduler_pb2.EngineStreamRequest) -> None:
         num_bytes = 0
