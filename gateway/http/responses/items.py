@@ -144,10 +144,9 @@ def _read_call_output(item: Fields, conversation: _Conversation) -> None:
 
 def _read_reasoning(item: Fields, conversation: _Conversation) -> None:
     """Take the reasoning itself, else its summary; an encrypted one holds nothing for us."""
+    text = _read_text(item, "summary", ("summary_text",)) if item.get("summary") else ""
     if item.get("content") is not None:
         text = _read_text(item, "content", ("reasoning_text",))
-    else:
-        text = _read_text(item, "summary", ("summary_text",)) if item.get("summary") else ""
     if text:
         conversation.turn.reasoning.append(text)
 

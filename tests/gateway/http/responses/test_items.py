@@ -72,6 +72,8 @@ def rtext(text: str) -> dict[str, str]:
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
         ([{"type": "function_call", "call_id": "c", "name": "f"}], "input[0].arguments"),
         ([{"type": "function_call_output", "call_id": "c"}], "input[0].output"),
+        ([{"type": "reasoning", "content": "x", "summary": ["y"]}], "input[0].summary[0]"),
+        ([{"type": "reasoning", "content": "x", "summary": 3}], "input[0].summary"),
         ([{"role": "user", "content": "x"}] * (MAX_ITEMS + 1), "input"),
     ],
 )
