@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,12 @@ class Pool:
         if not handle:
             raise MemoryError("no memory for the threads of the CPU kernels")
         self.handle: int = handle
-        weakref.finalize(self, kernels.library.pw_pool_destroy, handle)
+        release_with(self, kernels.library.pw_pool_destroy, handle)
+
+
+def release_with(owner: object, release: Callable[[int], None], handle: int) -> None:
+    """Calls `release` once `owner` is gone, but not at the process's end: a step may still run."""
+    weakref.finalize(owner, release, handle).atexit = False
 
 
 @functools.cache

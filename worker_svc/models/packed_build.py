@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from pagewire.engine_config import EngineConfig
+from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
 from worker_svc.cpu.library import Kernels, Pool
 from worker_svc.cpu.packing import KINDS
@@ -20,7 +21,7 @@ from worker_svc.cpu.variant_check import best_kernels
 from worker_svc.memory import check_weights
 from worker_svc.models.build import BuiltModel
 from worker_svc.models.config import LlamaConfig
-from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama
+from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama, TypeOf
 from worker_svc.models.shape import read_implementation, read_shape
 from worker_svc.quantization.forms import GROUP_SIZE
 from worker_svc.step import ProgressCallback
@@ -77,7 +78,7 @@ def build_packed(
     shape, kernels = choice.shape, choice.kernels
     max_model_len = shape.select_max_model_len(config.model.max_model_len)
     pool = Pool(kernels, torch.get_num_threads())
-    model = PackedLlama(shape, max_model_len, kernels, pool, choice.source.ggml_type)
+    model = PackedLlama(shape, max_model_len, kernels, pool, _types(choice.source))
     slots = model.weight_slots()
     check_weights(sum(slot.nbytes for slot in slots.values()), weight_limit())
     load_weights(slots, choice.source, progress)
@@ -85,6 +86,16 @@ def build_packed(
     form = f"packed\0{kernels.name}\0{shape!r}"
     built = BuiltModel(model, shape, max_model_len, form)
     return built, CpuAttentionBackend(kernels, pool, model.attention_spec)
+
+
+def _types(source: GgufSource) -> TypeOf:
+    """Types by name. A tensor that is missing has any: it is the loader's to name."""
+    names = source.names()
+
+    def type_of(name: str) -> GgmlType:
+        return source.ggml_type(name) if name in names else GgmlType.Q8_0
+
+    return type_of
 
 
 def _choose(config: EngineConfig, source: WeightSource) -> PackedChoice | str:

@@ -8,7 +8,6 @@ attention of `worker_svc.cpu.paged_attention`. Made by `packed_build`.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -17,7 +16,7 @@ from torch import nn
 
 from pagewire.gguf import GgmlType
 from worker_svc.attention.base import AttentionSpec, StepAttention
-from worker_svc.cpu.library import Kernels, Pool
+from worker_svc.cpu.library import Kernels, Pool, release_with
 from worker_svc.cpu.packing import PackedMatrix
 from worker_svc.cpu.paged_attention import CpuStepAttention
 from worker_svc.cpu.structs import Layer, Linear, Matrix, Model
@@ -256,7 +255,7 @@ class PackedLlama(nn.Module):
         plan = library.pw_plan_create(self._kernels.handle, self._pool.handle, ctypes.byref(model))
         if not plan:
             raise MemoryError("no memory for the plan of a step")
-        weakref.finalize(self, library.pw_plan_destroy, plan)
+        release_with(self, library.pw_plan_destroy, plan)
         handle: int = plan
         return handle
 

@@ -21,9 +21,12 @@ from pagewire.sampling_params import SamplingParams
 from tests.worker_svc import tiny_models
 from tests.worker_svc.step_driver import DriverRequest, StepDriver
 from tests.worker_svc.tiny_gguf import write_gguf
+from worker_svc import loaded_model
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import packed_build
 from worker_svc.models.packed_llama import PackedLlama
+from worker_svc.weights.gguf_source import GgufSource
+from worker_svc.weights.source import WeightsError, WeightSource
 
 ROUNDING, LARGEST = 0.06, 0.25
 """Relative difference of logits, its median and the most: activations have 8 bits. What random
@@ -183,6 +186,20 @@ def test_types_that_are_not_packed(
     assert not is_packed(load(path))
     with pytest.raises(ValueError, match=reason):
         load(path, "cpu")
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, whole = "model.layers.0.mlp.up_proj.weight", loaded_model.open_source
+
+    def without_one(config: EngineConfig) -> WeightSource:
+        source = whole(config)
+        assert isinstance(source, GgufSource)
+        del source._tensors[name]
+        return source
+
+    monkeypatch.setattr(loaded_model, "open_source", without_one)
+    with pytest.raises(WeightsError, match=f"missing: {name}"):
+        load(write(tmp_path))
 
 
 def test_without_kernels_pytorch_runs_the_model(

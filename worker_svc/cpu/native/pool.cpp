@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <system_error>
+
 namespace pagewire {
 namespace {
 
@@ -19,7 +21,12 @@ void pause(int spins) {
 } // namespace
 
 Pool::Pool(int32_t num_threads) {
-  for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { work(i); });
+  threads_.reserve(num_threads);
+  try {
+    for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { work(i); });
+  } catch (const std::system_error &) {
+    // The container allows no more: the others do what they would have.
+  }
 }
 
 Pool::~Pool() {
