@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,9 @@ def choose_addresses(config: StackConfig, runtime_dir: Path, num_workers: int = 
     http_port = _public_port(config.host, config.http_port, "--http-port")
     listen: dict[str, str] = {}
     admin_listen: dict[str, str] = {}
-    ports = _LoopbackPorts()
+    first = config.vllm_grpc_port or 0
+    public = (http_port, config.grpc_port, *range(first, first + config.data_parallel_size))
+    ports = _LoopbackPorts(public)
     for child in stack_children(config.data_parallel_size, num_workers):
         if config.internal_transport == "uds":
             listen[child.name] = f"unix:{runtime_dir / child.name}.sock"
@@ -131,8 +133,8 @@ def _vllm_grpc(config: StackConfig, ports: _LoopbackPorts) -> tuple[str, ...]:
 class _LoopbackPorts:
     """Gives out ports that nobody has yet, also none that it gave to a child not started yet."""
 
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
+    def __init__(self, taken: Iterable[int] = ()) -> None:
+        self._taken = set(taken)
 
     def take(self, wanted: int) -> str:
         """Return the address with the wanted port if it is free, else with any free one."""

@@ -55,10 +55,14 @@ class StackConfig:
                 raise ValueError(name, value, "must be between 0 and 65535")
         if 0 < self.http_port == self.grpc_port:
             raise ValueError("grpc_port", self.grpc_port, "must differ from the HTTP port")
-        if self.vllm_grpc_port and self.vllm_grpc_port in (self.http_port, self.grpc_port):
-            raise ValueError("vllm_grpc_port", self.vllm_grpc_port, "must be a port of its own")
         if not 1 <= self.data_parallel_size <= 64:
             raise ValueError("data_parallel_size", self.data_parallel_size, "must be 1 to 64")
+        if first := self.vllm_grpc_port:
+            ports = range(first, first + self.data_parallel_size)
+            if self.http_port in ports or self.grpc_port in ports:
+                raise ValueError("vllm_grpc_port", first, "must be a port of its own")
+            if ports[-1] > 65535:
+                raise ValueError("vllm_grpc_port", first, "leaves too few ports for all replicas")
         if self.drain_timeout_s < 0:
             raise ValueError("drain_timeout_s", self.drain_timeout_s, "must not be negative")
 

@@ -191,6 +191,14 @@ def test_an_address_of_another_machine_is_refused():
         (["--http-port=70000"], "--http-port 70000: must be between 0 and 65535"),
         (["--http-port=9", "--grpc-port=9"], "--grpc-port 9: must differ from the HTTP port"),
         (["--http-port=9", "--vllm-grpc-port=9"], "--vllm-grpc-port 9: must be a port of its own"),
+        (
+            ["--grpc-port=9", "--vllm-grpc-port=8", "--data-parallel-size=2"],
+            "--vllm-grpc-port 8: must be a port of its own",
+        ),
+        (
+            ["--vllm-grpc-port=65535", "--data-parallel-size=2"],
+            "--vllm-grpc-port 65535: leaves too few ports for all replicas",
+        ),
         (["--data-parallel-size=0"], "--data-parallel-size 0: must be 1 to 64"),
         (["--block-size=0"], "--block-size 0: must be between 1 and 1024"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
@@ -291,6 +299,15 @@ def test_a_port_is_never_given_out_twice(monkeypatch):
     monkeypatch.setattr("pagewire.cli.addresses._bindable", lambda host, port: next(answers))
     ports = _LoopbackPorts()
     assert [ports.take(7), ports.take(7)] == ["127.0.0.1:7", "127.0.0.1:8"]
+
+
+def test_services_leave_the_public_ports_alone(monkeypatch):
+    monkeypatch.setattr("pagewire.cli.addresses._bindable", ports_from(42000))
+    flags = ["--http-port=50061", "--grpc-port=50051", "--vllm-grpc-port=50053"]
+    children = plan(*flags, "--internal-transport=tcp")
+    assert listening(children["tokenizer"]) not in ("127.0.0.1:50051", "127.0.0.1:50061")
+    assert listening(children["worker"]) != "127.0.0.1:50053"
+    assert "--admin-listen=127.0.0.1:50061" not in children["tokenizer"]
 
 
 def test_the_ready_line_tells_how_many_replicas_there_are():
