@@ -94,7 +94,10 @@ class Listener:
         if self._replacing is not None:
             await cancel_and_wait(self._replacing)
         if server is not None:
-            await server.stop(grace_s)
+            try:
+                await server.stop(grace_s)
+            except Exception:  # what ended its accept loop just now, or in the midst of its start
+                await server.stop(grace_s)
             if self._path is not None:
                 SOCKET_FILES.remove(self._path)
 
@@ -108,13 +111,14 @@ class Listener:
     async def _replace(self, ended: grpc.aio.Server, health: HealthServicer) -> None:
         """Listen with another server at the same address, however long it takes to have it."""
         self._ended.append(ended)
+        # It raises at once what has ended it, when it has let go of the address. Not asked again:
+        # a second time it would wait for its running calls.
+        with contextlib.suppress(Exception):
+            await ended.stop(_ENDED_GRACE_S)
         while self._server is ended:
-            # It raises at once what has ended it, when it has let go of the address.
-            with contextlib.suppress(Exception):
-                await ended.stop(_ENDED_GRACE_S)
             try:
                 await self.start(health)
-            except (FailedPreconditionError, ConfigError) as error:
+            except (FailedPreconditionError, ConfigError, OSError) as error:
                 log.debug("cannot_listen_again", reason=str(error))
                 await asyncio.sleep(_RETRY_S)
 

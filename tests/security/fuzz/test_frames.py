@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pagewire.kit import listener
+from pagewire.kit.sockets import cannot_listen
 from tests.pagewire.kit.echo_service import SERVICE, handler_of, start_echo
 from tests.security.fuzz.messages import damaged
 from tests.security.fuzz.test_rpc import ROUNDS, SEED
@@ -55,6 +57,12 @@ def message(length: int, content: bytes, compressed: int = 0) -> bytes:
 
 OPEN = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, headers())
 GOOD = OPEN + message(1, b"x")
+NO_TEXT = (
+    PREFACE
+    + frame(SETTINGS, 0, 0)
+    + frame(HEADERS, END_HEADERS, 1, headers(b"/\xfa/x"))
+    + message(1, b"x")
+)
 HOSTILE = {
     "a message of 4 GiB": OPEN + message(2**32 - 1, b"x" * 1000),
     "a message that is said to be longer": OPEN + message(100, b"x"),
@@ -88,8 +96,8 @@ async def connect(target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return await asyncio.open_connection(host, int(port))
 
 
-async def is_ended(target: str, sent: bytes) -> bool:
-    """Send the bytes and say whether the stream or the connection ends."""
+async def end_of(target: str, sent: bytes) -> str | None:
+    """Send the bytes and say what ends, the stream by an answer or all; None: nothing."""
     reader, writer = await connect(target)
     try:
         writer.write(sent)
@@ -98,13 +106,14 @@ async def is_ended(target: str, sent: bytes) -> bool:
                 head = await reader.readexactly(9)
                 await reader.readexactly(int.from_bytes(head[:3], "big"))
                 kind, flags = head[3], head[4]
-                is_end = kind in (HEADERS, DATA) and flags & END_STREAM
-                if is_end or kind in (RST_STREAM, GOAWAY):
-                    return True
+                if kind in (HEADERS, DATA) and flags & END_STREAM:
+                    return "answer"
+                if kind in (RST_STREAM, GOAWAY):
+                    return "all"
     except (asyncio.IncompleteReadError, ConnectionError):
-        return True
+        return "all"
     except TimeoutError:
-        return False
+        return None
     finally:
         writer.transport.abort()
 
@@ -125,7 +134,7 @@ async def send(target: str, content: bytes) -> None:
 @pytest.mark.parametrize("size", [2**32 - 1, 2**31, 1024 * 1024])
 async def test_a_message_over_the_limit_is_refused_before_it_has_come(size: int) -> None:
     async with start_echo(unary_unary=handler_of("unary_unary", answer)) as echo:
-        assert await is_ended(echo.server.address, OPEN + message(size, b"x" * 1000))
+        assert await end_of(echo.server.address, OPEN + message(size, b"x" * 1000)) is not None
 
 
 async def until_answered(target: str) -> None:
@@ -133,7 +142,7 @@ async def until_answered(target: str) -> None:
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         while True:
             with contextlib.suppress(ConnectionError):
-                if await is_ended(target, GOOD):
+                if await end_of(target, GOOD) == "answer":
                     return
 
 
@@ -152,14 +161,45 @@ async def test_a_path_that_is_no_text_ends_no_call_and_no_server(
     listen = "127.0.0.1:0" if scheme == "tcp" else f"unix:{tmp_path}/s"
     both = {"unary_unary": answer, "stream_unary": slow}
     handlers = {kind: handler_of(kind, act) for kind, act in both.items()}
-    hostile = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, headers(b"/\xfa/x"))
     async with start_echo(listen, **handlers) as echo:
         running = asyncio.create_task(echo.answer("stream_unary"))
         await begun.wait()
         for _ in range(3):
-            await send(echo.server.address, hostile + message(1, b"x"))
+            # It ends with the server, so that the next one is another.
+            assert await end_of(echo.server.address, NO_TEXT) is not None
             await until_answered(echo.server.address)
         assert await echo.answer("unary_unary", wait_for_ready=True) == [b"well"]
+        go_on.set()
+        assert await running == [b"whole"]
+
+
+async def test_running_calls_hold_up_no_second_try_to_listen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_context: object) -> bytes:
+        begun.set()
+        await go_on.wait()
+        return b"whole"
+
+    def refuse(address: str) -> None:
+        monkeypatch.undo()
+        raise cannot_listen(address, "somebody has it for now")
+
+    both = {"unary_unary": answer, "stream_unary": slow}
+    handlers = {kind: handler_of(kind, act) for kind, act in both.items()}
+    async with start_echo("127.0.0.1:0", **handlers) as echo:
+        running = asyncio.create_task(echo.answer("stream_unary"))
+        await begun.wait()
+        # They own what the core writes to until it says that nobody calls any more.
+        of_grpc = [t for t in asyncio.all_tasks() if "cython" in type(t.get_coro()).__module__]
+        assert len(of_grpc) > len(handlers)
+        monkeypatch.setattr(listener, "check_bindable", refuse)
+        assert await end_of(echo.server.address, NO_TEXT) is not None
+        await until_answered(echo.server.address)
+        assert listener.check_bindable is not refuse
+        assert not any(task.cancelled() for task in of_grpc)
         go_on.set()
         assert await running == [b"whole"]
 
