@@ -128,7 +128,7 @@ class EnginePool:
                 reason="ENGINE_NOT_READY",
                 retry_after_s=1.0,
             )
-        return min(candidates, key=lambda candidate: candidate[0].num_requests)
+        return min(candidates, key=lambda each: (each[0].is_recovering, each[0].num_requests))
 
     def dispatch(
         self, requests: Sequence[LiveRequest], engine: EngineClient, info: EngineInfo

@@ -213,6 +213,17 @@ async def test_replicas_of_other_limits_never_get_what_was_checked_against_these
                 assert owner(pool, live) == large.target
 
 
+async def test_limits_are_those_of_one_that_has_a_worker_where_there_is_one() -> None:
+    async with FakeScheduler() as waiting, FakeScheduler() as able:
+        able.info.max_model_len = 2 * able.info.max_model_len
+        async with pool_of([waiting, able]) as pool:
+            waiting.is_recovering = True
+            await waiting.tell()
+            await pool.until(lambda: pool.replica(waiting).client.is_recovering)
+            live = [pool.send(), pool.send()]
+            assert {owner(pool, each) for each in live} == {able.target}
+
+
 async def test_replicas_join_and_leave_at_run_time() -> None:
     async with fakes(2) as (first, second), running(Pool([NAME], [first.target])) as pool:
         await pool.until(lambda: len(pool.pool.ready) == 1)
