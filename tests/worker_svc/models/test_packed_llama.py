@@ -206,9 +206,14 @@ def test_without_kernels_pytorch_runs_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path)
-    assert is_packed(load(path, "cpu"))
+    packed = load(path, "cpu")
+    assert is_packed(packed)
     monkeypatch.setattr(packed_build, "best_kernels", lambda: None)
-    assert not is_packed(load(path))
+    plain = load(path)
+    assert not is_packed(plain)
+    # Other tokens, so no engine goes on with those of the other.
+    digests = {runner._require_loaded().info.weights_digest for runner in (packed, plain)}
+    assert len(digests) == 2
     with pytest.raises(ValueError, match="no kernels"):
         load(path, "cpu")
 
