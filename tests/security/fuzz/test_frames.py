@@ -141,7 +141,7 @@ async def until_answered(target: str) -> None:
     """Ask until the server answers; it may be another one that is just coming."""
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         while True:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):  # a socket's file may not be there yet
                 if await end_of(target, GOOD) == "answer":
                     return
 
