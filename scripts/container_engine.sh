@@ -87,7 +87,8 @@ stop_engine() {
 }
 
 down() {
-  has_own && DOCKER_HOST=unix://$socket docker ps --quiet | DOCKER_HOST=unix://$socket xargs --no-run-if-empty docker kill >/dev/null
+  # One that ends meanwhile is no reason to leave the engine running.
+  { has_own && DOCKER_HOST=unix://$socket docker ps --quiet | DOCKER_HOST=unix://$socket xargs --no-run-if-empty docker kill >/dev/null; } || true
   stop_engine
   awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/mounts | sort --reverse | xargs --no-run-if-empty --max-args=1 umount
   if [ -e "$dir/made-docker0" ]; then ip link delete docker0 2>/dev/null || true; fi
