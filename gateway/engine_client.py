@@ -92,6 +92,7 @@ class EngineClient:
         on_change: Callable[[], None],
         rehome: Callable[[EngineClient, LiveRequest], bool],
         follow: Follow = lambda stub, info: (),
+        is_reached: Callable[[EngineClient, KvCacheInfo], bool] = lambda client, process: False,
     ) -> None:
         self.target = target
         self.info: EngineInfo | None = None
@@ -100,6 +101,7 @@ class EngineClient:
         self._on_change = on_change
         self._rehome = rehome
         self._follow = follow
+        self._is_reached = is_reached
         self._stream: EngineStream | None = None
         self._orphans: list[LiveRequest] = []
         self._generation = 0
@@ -111,6 +113,10 @@ class EngineClient:
     def is_ready(self) -> bool:
         """Whether it takes new requests."""
         return self._stream is not None and not self._stream.is_draining
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
 
     @property
     def is_recovering(self) -> bool:
@@ -203,11 +209,14 @@ class EngineClient:
             answer = await stub.GetEngineInfo(
                 scheduler_pb2.GetEngineInfoRequest(), timeout=timeout_s
             )
+            info = _engine_info(answer, self._settings)
+            if self._is_reached(self, info.kv_cache):
+                # Another stream of this gateway would end that one.
+                raise StreamLostError("the engine is reached by another address already")
             self._generation += 1
             accepted = await stream.open(self._settings.identity, self._generation, timeout_s)
             if accepted.engine_fingerprint != answer.engine_fingerprint:
                 raise StreamLostError("the engine changed while we connected")
-            info = _engine_info(answer, self._settings)
             self._on_connected(stream, info)
             await run_until_one_ends(stream.run(), *self._follow(stub, info))
         finally:

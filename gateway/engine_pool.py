@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.engine_client import EngineClient, EngineInfo, EngineSettings
+from gateway.engine_client import EngineClient, EngineInfo, EngineSettings, KvCacheInfo
 from gateway.live_request import LiveRequest, TokenSink
 from gateway.routing.membership import (
     RESOLVE_INTERVAL_S,
@@ -209,6 +209,7 @@ class EnginePool:
             self._sink,
             self._changed,
             self._rehome,
+            is_reached=self._is_reached,
             wants_prefixes=self._wants_prefixes,
             clock=self._settings.clock,
         )
@@ -234,6 +235,16 @@ class EnginePool:
             if client.info is not None:
                 self._note_models(client.info)
         self._on_change()
+
+    def _is_reached(self, client: EngineClient, process: KvCacheInfo) -> bool:
+        """Whether another client has a stream to this process: a name may have two addresses."""
+        return process.epoch > 0 and any(
+            other is not client
+            and other.is_connected
+            and other.info is not None
+            and other.info.kv_cache == process
+            for other in self.clients
+        )
 
     def _note_models(self, info: EngineInfo) -> None:
         for name in info.served_model_names:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from gateway.engine_client import EngineClient, EngineInfo, EngineSettings
+from gateway.engine_client import EngineClient, EngineInfo, EngineSettings, KvCacheInfo
 from gateway.live_request import LiveRequest, TokenSink
 from gateway.routing.circuit_breaker import CircuitBreaker
 from gateway.routing.followers import follow_kv_events, follow_load
@@ -44,6 +44,7 @@ class Replica:
         on_change: Callable[[], None],
         rehome: Rehome,
         *,
+        is_reached: Callable[[EngineClient, KvCacheInfo], bool],
         wants_prefixes: asyncio.Event,
         clock: Callable[[], float],
     ) -> None:
@@ -55,10 +56,13 @@ class Replica:
             sink: Takes new tokens.
             on_change: Called when its readiness may have changed.
             rehome: Finds another engine for a request.
+            is_reached: Whether another client has a stream to this process.
             wants_prefixes: Set once it matters what the replica has cached.
             clock: Seconds, monotonic.
         """
-        self.client = EngineClient(target, settings, sink, on_change, rehome, self._follow)
+        self.client = EngineClient(
+            target, settings, sink, on_change, rehome, self._follow, is_reached
+        )
         self.load = ReplicaLoad()
         self.index = PrefixIndex()
         self.breaker = CircuitBreaker()

@@ -224,6 +224,19 @@ async def test_limits_are_those_of_one_that_has_a_worker_where_there_is_one() ->
             assert {owner(pool, each) for each in live} == {able.target}
 
 
+async def test_one_process_with_two_addresses_has_one_stream() -> None:
+    async with fakes(1) as (only,), running(Pool([NAME], [only.target])) as pool:
+        only.info.epoch = 7
+        await pool.until(lambda: pool.pool.ready)
+        pool.members = [only.target, f"localhost:{only.target.rpartition(':')[2]}"]
+        await pool.until(lambda: len(pool.pool.replicas) == 2)
+        second = pool.pool.replicas[1].client
+        await pool.until(lambda: second._recovery.is_waiting)  # it has tried, and tries again
+        assert (len(pool.pool.ready), len(only.opens)) == (1, 1)
+        pool.members = pool.members[1:]
+        await pool.until(lambda: pool.pool.ready == [second])
+
+
 async def test_replicas_join_and_leave_at_run_time() -> None:
     async with fakes(2) as (first, second), running(Pool([NAME], [first.target])) as pool:
         await pool.until(lambda: len(pool.pool.ready) == 1)
