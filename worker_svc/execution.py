@@ -108,7 +108,9 @@ class Execution:
         """Ask the stream to end; says whether it did within `timeout_s`."""
         self.stop.set()
         try:
-            await asyncio.wait_for(self._ended.wait(), timeout_s)
+            # Not wait_for: in Python 3.11 it may swallow a cancellation.
+            async with asyncio.timeout(timeout_s):
+                await self._ended.wait()
         except TimeoutError:
             return False
         return True
