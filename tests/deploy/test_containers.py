@@ -79,7 +79,8 @@ def replicas(stack: ComposeStack) -> ComposeStack:
 
 
 def test_a_stack_that_is_up_answers(single: ComposeStack) -> None:
-    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 8, "ignore_eos": True}
     answer = httpx.post(f"{single.http_url}/v1/chat/completions", json=body, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 8

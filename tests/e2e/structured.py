@@ -119,10 +119,10 @@ async def stream(
     async with client.stream("POST", "/v1/chat/completions", json=whole) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
-            data = line.removeprefix("data: ")
-            if not data or data == "[DONE]":
+            # Between the events are empty lines and, while nothing comes, comments.
+            if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
-            event = json.loads(data)
+            event = json.loads(line.removeprefix("data: "))
             assert "error" not in event, event
             text += event["choices"][0]["delta"].get("content") or ""
             if text and first is not None:

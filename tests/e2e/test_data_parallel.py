@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -68,8 +69,19 @@ async def loads(stack: Stack) -> list[scheduler_pb2.WatchLoadResponse]:
     return found
 
 
+async def wait_all_up(stack: Stack) -> None:
+    """Wait until the gateway has both: it is ready with one."""
+    up = re.compile(r"^pagewire_gateway_scheduler_up\{.*\} 1\.0$", re.MULTILINE)
+    async with http_client(stack.http_url) as client:
+        while len(up.findall((await client.get("/metrics")).text)) < 2:
+            pass
+    while not all([load.ready for load in await loads(stack)]):
+        pass
+
+
 async def test_all_replicas_share_the_load(stack: Stack) -> None:
     assert len(targets(stack)) == 2
+    await wait_all_up(stack)
     await together(stack.http_url, requests(16, seed=1))
     generated = [load.generation_tokens for load in await loads(stack)]
     assert sum(generated) >= 16 * NUM_TOKENS

@@ -103,7 +103,8 @@ async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
     assert response.status_code == 200, text
     *events, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in events]
+    # Comments come while nothing else does.
+    return [json.loads(each.removeprefix("data: ")) for each in events if each[0] != ":"]
 
 
 def joined(chunks: Sequence[Any]) -> list[dict[str, Any]]:
