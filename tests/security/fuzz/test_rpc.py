@@ -25,7 +25,7 @@ from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.security.conftest import API_KEY
 from tests.security.fuzz.messages import payloads
 from tests.security.reflection import Method, methods
-from tests.security.services import MODULES, Services
+from tests.security.services import MODULES, Services, was_ended_while_sending
 
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "1"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
@@ -79,6 +79,8 @@ async def ended(channel: grpc.aio.Channel, method: Method, sent: Sequence[bytes]
             else:
                 await call
     except grpc.aio.AioRpcError as error:
+        if was_ended_while_sending(error):
+            return None
         is_expected = may_last and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         if error.code() in OURS or (
             error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not may_last

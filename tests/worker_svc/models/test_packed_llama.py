@@ -49,6 +49,7 @@ TYPES = [("Q4_0", "Q4_1"), ("Q8_0", "Q4_0")]
 def write(
     directory: Path,
     architecture: str = "llama",
+    /,  # a field of the model may have that name
     linear_type: str = "Q4_1",
     vocabulary_type: str = "Q8_0",
     **fields: Any,
