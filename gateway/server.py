@@ -40,7 +40,8 @@ from pagewire.v1 import inference_pb2_grpc
 SERVICE_NAME = "pagewire.v1.InferenceService"
 
 _EPOCH_BITS = 64
-_CLOSE_GRACE_S = 1.0
+# Calls that are left only write their last words, which takes a busy machine its time.
+_CLOSE_GRACE_S = 3.0
 
 log = get_logger("gateway.server")
 

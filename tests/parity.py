@@ -57,12 +57,16 @@ class ParityReport:
                 self.divergences.append(Divergence(request, position, gap, ours, theirs))
                 return
 
-    def check(self) -> None:
-        """Fails on a divergence that is no tie, and on too many ties; warns of the others."""
+    def check(self, max_tie_share: float = MAX_TIE_SHARE) -> None:
+        """Fails on a divergence that is no tie, and on too many ties; warns of the others.
+
+        Args:
+            max_tie_share: Ties that may be among the requests.
+        """
         assert self.num_requests > 0, "nothing was compared"
         failures = [item for item in self.divergences if not item.is_tie]
         assert not failures, failures
         ties = self.divergences
-        assert len(ties) <= MAX_TIE_SHARE * self.num_requests, ties
+        assert len(ties) <= max_tie_share * self.num_requests, ties
         for tie in ties:
             warnings.warn(f"near-tie: {tie}", NearTieWarning, stacklevel=2)

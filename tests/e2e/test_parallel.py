@@ -47,6 +47,10 @@ CROWDED = (
 )
 NUM_REQUESTS = 8
 NUM_TOKENS = 24
+MAX_TIE_SHARE_OF_DRAWS = 0.1
+"""Of sampled requests over ranks, whose sums are grouped in another way: a draw among some thousand
+tokens meets an edge of their CDF about once in a thousand tokens (seen: 1 of 24 requests of 64
+tokens, 3e-7 from the edge)."""
 
 
 @pytest.fixture(scope="module")
@@ -154,18 +158,20 @@ async def compare_smollm2(num_requests: int, num_tokens: int) -> None:
     flags = ("--model=smollm2", "--dtype=float32", "--max-model-len=256")
     with start_stack(*flags) as stack:
         expected = await one_by_one(stack.http_url, requests)
-    report = ParityReport()
+    greedy, drawn = ParityReport(), ParityReport()
     for sizes in ("--tensor-parallel-size=3", "--pipeline-parallel-size=2"):
         with start_stack(*flags, sizes) as stack:
             outputs = await together(stack.http_url, requests)
         for request, output, wanted in zip(requests, outputs, expected, strict=True):
+            report = greedy if request.params.temperature == 0 else drawn
             report.compare(
                 f"{sizes}: seed {request.params.seed}",
                 output,
                 wanted,
                 lambda at, r=request, w=wanted: smollm2_gap(r, w[:at]),  # type: ignore[misc]
             )
-    report.check()
+    greedy.check()
+    drawn.check(MAX_TIE_SHARE_OF_DRAWS)
 
 
 def workers(stack: Stack) -> list[psutil.Process]:
