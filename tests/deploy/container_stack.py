@@ -99,7 +99,7 @@ class ComposeStack:
         deadline = time.monotonic() + WAIT_S
         while inspect(container)["State"].get("Health", {}).get("Status") != "healthy":
             assert time.monotonic() < deadline, docker("logs", "--tail=50", container)
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # asked again: an event of the engine may come before we listen
 
 
 def address(container: str) -> str:

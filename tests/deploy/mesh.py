@@ -171,7 +171,7 @@ class Mesh:
             dead = [pod.name for pod in self.pods.values() if pod.is_dead()]
             assert not dead, f"{dead} ended:\n{self._logs()}"
             assert time.monotonic() < deadline, f"{what} did not come:\n{self._logs()}"
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # Envoy's figures can only be asked for
 
     def drain(self, name: str) -> None:
         """End a service as a cluster does: it finishes first, its sidecar after it."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pagewire.gguf import GgmlType
-from worker_svc.cpu.library import Kernels
+from worker_svc.cpu.kernels import Kernels
 from worker_svc.cpu.structs import Matrix
 from worker_svc.quantization.forms import GROUP_SIZE, GgmlBlocks
 
@@ -47,7 +47,7 @@ class PackedMatrix(nn.Module):
         self.ggml_type = ggml_type
         self.rows, self.columns = rows, columns
         kind = KINDS[ggml_type]
-        size = kernels.library.pw_packed_bytes(kernels.handle, kind, rows, columns)
+        size = kernels.native.pw_packed_bytes(kernels.handle, kind, rows, columns)
         self.data = nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
 
     @property
@@ -71,7 +71,7 @@ class PackedMatrix(nn.Module):
         expected = (self.rows, self.columns // GROUP_SIZE, self.ggml_type.block_bytes)
         if blocks.shape != expected:
             raise ValueError(f"blocks of shape {blocks.shape} where {expected} are wanted")
-        self.kernels.library.pw_pack(
+        self.kernels.native.pw_pack(
             self.kernels.handle,
             int(self.ggml_type),
             blocks.ctypes.data,
@@ -86,7 +86,7 @@ class PackedMatrix(nn.Module):
     def row(self, index: int) -> Floats:
         """One row as it is read."""
         out = np.empty(self.columns, dtype=np.float32)
-        self.kernels.library.pw_unpack_row(self.kernels.handle, self.struct, index, out.ctypes.data)
+        self.kernels.native.pw_unpack_row(self.kernels.handle, self.struct, index, out.ctypes.data)
         return out
 
     def multiply(self, inputs: Floats, bias: Floats | None = None) -> Floats:
@@ -99,7 +99,7 @@ class PackedMatrix(nn.Module):
             raise ValueError(f"inputs of shape {inputs.shape} for a matrix of {self.shape}")
         inputs = np.ascontiguousarray(inputs, dtype=np.float32)
         out = np.empty((len(inputs), self.rows), dtype=np.float32)
-        self.kernels.library.pw_linear(
+        self.kernels.native.pw_linear(
             self.kernels.handle,
             self.struct,
             inputs.ctypes.data,

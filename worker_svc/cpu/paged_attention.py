@@ -16,7 +16,7 @@ import torch
 
 from worker_svc.attention.base import AttentionMetadata, AttentionSpec, DecodeTensors
 from worker_svc.attention.decode_steps import DecodeSteps
-from worker_svc.cpu.library import Kernels, Pool
+from worker_svc.cpu.kernels import Kernels, Pool
 from worker_svc.cpu.structs import Cache, Step
 
 Ints = npt.NDArray[np.int64]
@@ -119,7 +119,7 @@ class CpuStepAttention:
         wide = [tensor.float().contiguous() for tensor in (query, key, value)]
         output = torch.zeros_like(wide[0])
         positions = torch.from_numpy(_positions(self._query_starts, self._seq_lens))
-        backend.kernels.library.pw_attend(
+        backend.kernels.native.pw_attend(
             backend.kernels.handle,
             backend.pool.handle,
             ctypes.byref(self.cache),

@@ -15,7 +15,7 @@ import torch
 from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
 from worker_svc.attention.base import AttentionMetadata, AttentionSpec
-from worker_svc.cpu.library import Kernels, Pool, load_library, variants
+from worker_svc.cpu.kernels import Kernels, Pool, load_library, variants
 from worker_svc.cpu.packing import KINDS, PackedMatrix
 from worker_svc.cpu.paged_attention import CpuAttentionBackend
 from worker_svc.quantization.forms import GgmlBlocks

@@ -14,7 +14,7 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
-from worker_svc.cpu.library import Kernels, Pool
+from worker_svc.cpu.kernels import Kernels, Pool
 from worker_svc.cpu.packing import KINDS
 from worker_svc.cpu.paged_attention import CpuAttentionBackend, attention_problem
 from worker_svc.cpu.variant_check import best_kernels

@@ -16,7 +16,7 @@ from torch import nn
 
 from pagewire.gguf import GgmlType
 from worker_svc.attention.base import AttentionSpec, StepAttention
-from worker_svc.cpu.library import Kernels, Pool, release_with
+from worker_svc.cpu.kernels import Kernels, Pool, release_with
 from worker_svc.cpu.packing import PackedMatrix
 from worker_svc.cpu.paged_attention import CpuStepAttention
 from worker_svc.cpu.structs import Layer, Linear, Matrix, Model
@@ -198,7 +198,7 @@ class PackedLlama(nn.Module):
         num_tokens = attention.num_tokens
         self._hidden = _grown(self._hidden, num_tokens, self.config.hidden_size)
         step = attention.struct(token_ids, positions)
-        self._kernels.library.pw_plan_forward(
+        self._kernels.native.pw_plan_forward(
             self._plan,
             ctypes.byref(attention.cache),
             ctypes.byref(step),
@@ -210,7 +210,7 @@ class PackedLlama(nn.Module):
         """Logits [num_rows, vocab_size] float32, overwritten by the next call."""
         num_rows, hidden = len(hidden), hidden.contiguous()
         self._logits = _grown(self._logits, num_rows, self.config.vocab_size)
-        self._kernels.library.pw_plan_logits(
+        self._kernels.native.pw_plan_logits(
             self._plan, hidden.data_ptr(), num_rows, self._logits.data_ptr()
         )
         return self._logits[:num_rows]
@@ -251,7 +251,7 @@ class PackedLlama(nn.Module):
             cosines=self.rotary.cos.data_ptr(),
             sines=self.rotary.sin.data_ptr(),
         )
-        library = self._kernels.library
+        library = self._kernels.native
         plan = library.pw_plan_create(self._kernels.handle, self._pool.handle, ctypes.byref(model))
         if not plan:
             raise MemoryError("no memory for the plan of a step")

@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from worker_svc.cpu.library import Kernels, load_library, variants
+from worker_svc.cpu.kernels import Kernels, load_library, variants
 
 _LIBRARY = load_library()
 _VARIANTS = [] if _LIBRARY is None else variants(_LIBRARY)

@@ -6,7 +6,7 @@ import pytest
 
 from worker_svc.cpu import build
 from worker_svc.cpu.build import LIBRARY, is_current, sources_digest
-from worker_svc.cpu.library import Kernels, load_library
+from worker_svc.cpu.kernels import Kernels, load_library
 from worker_svc.cpu.variant_check import problem_of
 
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from pagewire.gguf import GgmlType
-from worker_svc.cpu.library import Kernels
+from worker_svc.cpu.kernels import Kernels
 from worker_svc.cpu.packing import KINDS, MAX_TOKENS, PackedMatrix
 from worker_svc.cpu.variant_check import random_blocks
 from worker_svc.quantization.forms import GROUP_SIZE, GgmlBlocks

@@ -7,7 +7,7 @@ import torch
 
 from tests.worker_svc.attention.paged_cache import PagedCache
 from worker_svc.attention.base import AttentionSpec
-from worker_svc.cpu.library import Kernels, Pool
+from worker_svc.cpu.kernels import Kernels, Pool
 from worker_svc.cpu.paged_attention import CpuAttentionBackend
 
 NUM_BLOCKS = 100

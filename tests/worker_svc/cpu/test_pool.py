@@ -3,11 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from worker_svc.cpu.library import Kernels
+from worker_svc.cpu.kernels import Kernels
 
 NOT_AT_THE_END = """
 from types import SimpleNamespace
-from worker_svc.cpu.library import Kernels, Pool
+from worker_svc.cpu.kernels import Kernels, Pool
 
 library = SimpleNamespace(pw_pool_create=lambda n: n, pw_pool_destroy=print)
 gone, stays = (Pool(Kernels(library, 1, "fake", 8), n) for n in (5, 6))
@@ -15,7 +15,7 @@ del gone
 """
 FEW_THREADS = """
 import resource
-from worker_svc.cpu.library import load_library
+from worker_svc.cpu.kernels import load_library
 
 library = load_library()
 pages = int(open("/proc/self/statm").read().split()[0])

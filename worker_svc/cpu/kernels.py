@@ -54,7 +54,8 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 class Kernels:
     """One variant of the kernels."""
 
-    library: Any
+    native: Any
+    """The C functions of the loaded library, of all variants."""
     handle: int
     name: str
     lanes: int
@@ -71,11 +72,11 @@ class Pool:
             MemoryError: There is none for them.
         """
         self.num_threads = num_threads
-        handle = kernels.library.pw_pool_create(num_threads)
+        handle = kernels.native.pw_pool_create(num_threads)
         if not handle:
             raise MemoryError("no memory for the threads of the CPU kernels")
         self.handle: int = handle
-        release_with(self, kernels.library.pw_pool_destroy, handle)
+        release_with(self, kernels.native.pw_pool_destroy, handle)
 
 
 def release_with(owner: object, release: Callable[[int], None], handle: int) -> None:
