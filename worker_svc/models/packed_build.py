@@ -46,21 +46,19 @@ def choose_packed(
 ) -> PackedChoice | None:
     """What to build if the model runs with packed weights; None: it runs in PyTorch.
 
+    Only where it is asked for: rounded activations change what the embedded model answers.
+
     Raises:
         ValueError: `--attention-backend cpu` was asked for, and cannot be.
     """
-    requested = config.attention.attention_backend
-    if requested not in ("auto", "cpu") or device.type != "cpu":
-        if requested == "cpu":
-            raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
+    if config.attention.attention_backend != "cpu":
         return None
+    if device.type != "cpu":
+        raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
     choice = _choose(config, source)
     if isinstance(choice, PackedChoice):
         return choice
-    if requested == "cpu":
-        raise ValueError(f"attention_backend cpu is not possible here: {choice}: use auto")
-    log.info("packed_weights", used=False, reason=choice)
-    return None
+    raise ValueError(f"attention_backend cpu is not possible here: {choice}: use auto")
 
 
 def build_packed(

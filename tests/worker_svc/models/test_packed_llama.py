@@ -60,7 +60,7 @@ def write(
     return path
 
 
-def load(path: Path, backend: Any = "auto", num_threads: int = 2, **model: Any) -> ModelRunner:
+def load(path: Path, backend: Any = "cpu", num_threads: int = 2, **model: Any) -> ModelRunner:
     runner = ModelRunner(
         EngineConfig(
             model=ModelConfig(model=str(path), **model),
@@ -162,18 +162,23 @@ def test_drafts_change_no_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "settings"),
     [
-        ("torch", {}),
-        ("auto", {"dtype": "float32"}),
-        ("auto", {"dtype": "bfloat16"}),
-        ("auto", {"batch_invariant": True}),
-        ("auto", {"quantization": "int8"}),
-        ("auto", {"model_impl": "transformers"}),
+        ("cpu", {"dtype": "float32"}),
+        ("cpu", {"dtype": "bfloat16"}),
+        ("cpu", {"batch_invariant": True}),
+        ("cpu", {"quantization": "int8"}),
+        ("cpu", {"model_impl": "transformers"}),
     ],
 )
 def test_settings_that_ask_for_something_else(
     tmp_path: Path, backend: str, settings: dict[str, Any]
 ) -> None:
-    assert not is_packed(load(write(tmp_path), backend, **settings))
+    with pytest.raises(ValueError, match="attention_backend cpu is not possible here"):
+        load(write(tmp_path), backend, **settings)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_packed_weights_are_used_where_they_are_asked_for(tmp_path: Path, backend: str) -> None:
+    assert not is_packed(load(write(tmp_path), backend))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_types_that_are_not_packed(
     tmp_path: Path, linear_type: str, vocabulary_type: str, reason: str
 ) -> None:
     path = write(tmp_path, "llama", linear_type, vocabulary_type)
-    assert not is_packed(load(path))
+    assert not is_packed(load(path, "auto"))
     with pytest.raises(ValueError, match=reason):
         load(path, "cpu")
 
@@ -210,7 +215,7 @@ def test_without_kernels_pytorch_runs_the_model(
     packed = load(path, "cpu")
     assert is_packed(packed)
     monkeypatch.setattr(packed_build, "best_kernels", lambda: None)
-    plain = load(path)
+    plain = load(path, "auto")
     assert not is_packed(plain)
     # Other tokens, so no engine goes on with those of the other.
     digests = {runner._require_loaded().info.weights_digest for runner in (packed, plain)}
