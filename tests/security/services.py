@@ -145,15 +145,6 @@ async def health_code(target: str, tls: PeerTls | None) -> grpc.StatusCode:
         return await code_of(stub.Check(health_pb2.HealthCheckRequest(), timeout=30))
 
 
-def was_ended_while_sending(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a call was ended by the server while grpc.aio sent a message of it.
-
-    Then this side's library may say INTERNAL in place of the status that the server gave.
-    """
-    told = error.debug_error_string() or ""
-    return error.code() is grpc.StatusCode.INTERNAL and told.startswith('Failed "execute_batch"')
-
-
 async def code_of(call: grpc.aio.UnaryUnaryCall[object, object]) -> grpc.StatusCode:
     """Return the status that a call ends with."""
     try:

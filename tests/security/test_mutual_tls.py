@@ -16,15 +16,10 @@ from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.tls import PeerTls
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
+from tests.grpc_sending import with_its_status
 from tests.security.authority import Identity
 from tests.security.conftest import API_KEY
-from tests.security.services import (
-    MODULES,
-    Services,
-    code_of,
-    health_code,
-    was_ended_while_sending,
-)
+from tests.security.services import MODULES, Services, code_of, health_code
 
 INTERNAL = ("tokenizer", "worker", "scheduler")
 # Who needs to call whom; smg is a gateway that is not ours.
@@ -99,17 +94,14 @@ async def test_no_port_answers_without_a_certificate_of_the_authority(services: 
 async def is_let_in(channel: grpc.aio.Channel) -> bool:
     """Ask for the services of a port; a refusal must say what it is."""
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    while True:
-        question = reflection_pb2.ServerReflectionRequest(list_services="")
-        call = stub.ServerReflectionInfo(iter([question]))
-        try:
-            return await call.read() is not grpc.aio.EOF
-        except grpc.aio.AioRpcError as error:
-            if was_ended_while_sending(error):
-                continue
-            assert error.code() is grpc.StatusCode.PERMISSION_DENIED
-            assert from_rpc_error(error).reason == "CALLER_NOT_ALLOWED"
-            return False
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    try:
+        answer = await with_its_status(lambda: stub.ServerReflectionInfo(iter([question])).read())
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert from_rpc_error(error).reason == "CALLER_NOT_ALLOWED"
+        return False
+    return answer is not grpc.aio.EOF
 
 
 async def test_every_port_has_its_callers_and_no_others(services: Services) -> None:

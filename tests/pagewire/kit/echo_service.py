@@ -14,6 +14,7 @@ import grpc
 
 from pagewire.kit.channels import open_channel
 from pagewire.kit.server import ServerConfig, ServiceServer
+from tests.grpc_sending import with_its_status
 
 SERVICE = "pagewire.test.Echo"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -49,10 +50,14 @@ class Echo:
 
     async def answer(self, kind: str, request: bytes = b"x", **kwargs: Any) -> list[bytes]:
         """Make a call and return all its response messages."""
-        call = self.call(kind, request, **kwargs)
-        if kind.endswith("stream"):
-            return [message async for message in call]
-        return [await call]
+
+        async def ask() -> list[bytes]:
+            call = self.call(kind, request, **kwargs)
+            if kind.endswith("stream"):
+                return [message async for message in call]
+            return [await call]
+
+        return await with_its_status(ask)
 
 
 @asynccontextmanager

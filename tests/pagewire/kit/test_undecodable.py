@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from pagewire.v1 import inference_pb2_grpc as inference_grpc
 from pagewire.v1 import scheduler_pb2_grpc as scheduler_grpc
 from pagewire.v1 import tokenizer_pb2_grpc as tokenizer_grpc
 from pagewire.v1 import worker_pb2_grpc as worker_grpc
+from tests.grpc_sending import with_its_status
 
 SERVICES = [
     (module.DESCRIPTOR.services_by_name[name], getattr(stubs, f"add_{name}Servicer_to_server"))
@@ -50,6 +52,13 @@ def multicallable(channel: Any, service: Any, method: Any) -> Any:
     return getattr(channel, kind)(f"/{service.full_name}/{method.name}")
 
 
+async def send_garbage(channel: Any, service: Any, method: Any) -> None:
+    garbage = b"\xff\xff\xff"
+    requests = iter([garbage]) if method.client_streaming else garbage
+    call = multicallable(channel, service, method)(requests)
+    _ = [m async for m in call] if method.server_streaming else await call
+
+
 @pytest.mark.parametrize(("service", "register"), SERVICES, ids=lambda x: getattr(x, "name", ""))
 async def test_every_method_answers_bytes_that_are_no_message_as_bad_input(
     service: Any, register: Any
@@ -61,11 +70,8 @@ async def test_every_method_answers_bytes_that_are_no_message_as_bad_input(
     try:
         async with open_channel(server.address) as channel:
             for method in service.methods:
-                garbage = b"\xff\xff\xff"
-                requests = iter([garbage]) if method.client_streaming else garbage
-                call = multicallable(channel, service, method)(requests)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    _ = [m async for m in call] if method.server_streaming else await call
+                    await with_its_status(partial(send_garbage, channel, service, method))
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, method.name
                 assert from_rpc_error(caught.value).reason == "UNDECODABLE_MESSAGE"
     finally:

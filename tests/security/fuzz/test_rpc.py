@@ -22,10 +22,11 @@ import pytest
 from pagewire.kit.channels import open_channel
 from pagewire.kit.tls import PeerTls
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.grpc_sending import was_ended_while_sending
 from tests.security.conftest import API_KEY
 from tests.security.fuzz.messages import payloads
 from tests.security.reflection import Method, methods
-from tests.security.services import MODULES, Services, was_ended_while_sending
+from tests.security.services import MODULES, Services
 
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "1"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
