@@ -457,6 +457,9 @@ class EngineOutputs(_message.Message):
     PROMPT_LOGPROB_HANDLES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROB_COUNTS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PREFILL_HANDLES_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_HANDLES_FIELD_NUMBER: _builtins.int
     first_step: _builtins.int
     last_step: _builtins.int
     @_builtins.property
@@ -511,6 +514,18 @@ class EngineOutputs(_message.Message):
     def prompt_logprob_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def prompt_logprobs(self) -> _common_pb2.LogprobColumns: ...
+    @_builtins.property
+    def prefill_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Columns: requests of which these steps computed prompt tokens, or output tokens again after a preemption or a loss,
+        and how many; one entry a step, so a handle may stand here more than once when steps merged.
+        """
+
+    @_builtins.property
+    def prefill_token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def preempted_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests that lost their blocks to others when these steps were planned; they wait, and compute their tokens again."""
+
     def __init__(
         self,
         *,
@@ -531,10 +546,13 @@ class EngineOutputs(_message.Message):
         prompt_logprob_handles: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprob_counts: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprobs: _common_pb2.LogprobColumns | None = ...,
+        prefill_handles: _abc.Iterable[_builtins.int] | None = ...,
+        prefill_token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        preempted_handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reasons", b"finish_reasons", "finished_handles", b"finished_handles", "first_step", b"first_step", "handles", b"handles", "last_step", b"last_step", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "prompt_logprob_counts", b"prompt_logprob_counts", "prompt_logprob_handles", b"prompt_logprob_handles", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "scheduled_handles", b"scheduled_handles", "stop_token_ids_plus_one", b"stop_token_ids_plus_one", "timings", b"timings", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reasons", b"finish_reasons", "finished_handles", b"finished_handles", "first_step", b"first_step", "handles", b"handles", "last_step", b"last_step", "logprob_handles", b"logprob_handles", "logprobs", b"logprobs", "num_cached_tokens", b"num_cached_tokens", "preempted_handles", b"preempted_handles", "prefill_handles", b"prefill_handles", "prefill_token_counts", b"prefill_token_counts", "prompt_logprob_counts", b"prompt_logprob_counts", "prompt_logprob_handles", b"prompt_logprob_handles", "prompt_logprobs", b"prompt_logprobs", "queue_ns", b"queue_ns", "scheduled_handles", b"scheduled_handles", "stop_token_ids_plus_one", b"stop_token_ids_plus_one", "timings", b"timings", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,6 +569,10 @@ class StepTimings(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
     IDLE_NS_FIELD_NUMBER: _builtins.int
+    PREPARE_NS_FIELD_NUMBER: _builtins.int
+    QUEUE_NS_FIELD_NUMBER: _builtins.int
+    BUSY_NS_FIELD_NUMBER: _builtins.int
+    ELAPSED_NS_FIELD_NUMBER: _builtins.int
     schedule_ns: _builtins.int
     execute_ns: _builtins.int
     """From sending the step to its answer, as the scheduler saw it."""
@@ -559,6 +581,18 @@ class StepTimings(_message.Message):
     sample_ns: _builtins.int
     idle_ns: _builtins.int
     """In the worker: waiting with no step queued."""
+    prepare_ns: _builtins.int
+    """In the worker: applying the step and building inputs."""
+    queue_ns: _builtins.int
+    """In the worker: waiting behind the steps before."""
+    busy_ns: _builtins.int
+    """In the worker: all that it did for the step; prepare, forward and sample are parts of it. What is left of
+    execute_ns without queue_ns and this is the way there and back.
+    """
+    elapsed_ns: _builtins.int
+    """From the answer to the step that this gateway heard of before, to this step's answer: where a request is in both,
+    that is how long the step took it.
+    """
     def __init__(
         self,
         *,
@@ -567,10 +601,14 @@ class StepTimings(_message.Message):
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
         idle_ns: _builtins.int = ...,
+        prepare_ns: _builtins.int = ...,
+        queue_ns: _builtins.int = ...,
+        busy_ns: _builtins.int = ...,
+        elapsed_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execute_ns", b"execute_ns", "forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "sample_ns", b"sample_ns", "schedule_ns", b"schedule_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ns", b"busy_ns", "elapsed_ns", b"elapsed_ns", "execute_ns", b"execute_ns", "forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "prepare_ns", b"prepare_ns", "queue_ns", b"queue_ns", "sample_ns", b"sample_ns", "schedule_ns", b"schedule_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pagewire.v1 import common_pb2 as pagewire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/tokenizer.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"\x19\n\x17GetTokenizerInfoRequest\"\xf2\x01\n\x18GetTokenizerInfoResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1b\n\x13template_uses_tools\x18\x06 \x01(\x08\x12\x18\n\x10max_prompt_bytes\x18\x07 \x01(\x04\x12\x18\n\x10tool_call_format\x18\x08 \x01(\tB\x0f\n\r_bos_token_id\"q\n\rEncodeRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11\x62\x61\x64_word_variants\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"5\n\x0e\x45ncodeResponse\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.pagewire.v1.TokenIds\"\x99\x01\n\x0fTemplateMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\tB\n\n\x08_content\"\x89\x02\n\x11RenderChatRequest\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.pagewire.v1.TemplateMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1f\n\x17template_arguments_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x07 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"5\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"n\n\rDecodeRequest\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.pagewire.v1.TokenIds\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\x1f\n\x0e\x44\x65\x63odeResponse\x12\r\n\x05texts\x18\x01 \x03(\t\"\xab\x02\n\x11\x44\x65tokenizeRequest\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12*\n\x05opens\x18\x02 \x03(\x0b\x32\x1b.pagewire.v1.DetokenizeOpen\x12\x0f\n\x07handles\x18\x03 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0c\n\x04\x65nds\x18\x06 \x03(\x08\x12\x0e\n\x06\x63loses\x18\x07 \x03(\r\x12\x14\n\x0c\x65xtra_counts\x18\x08 \x03(\r\x12\x17\n\x0f\x65xtra_token_ids\x18\t \x03(\r\x12\x1a\n\x12last_is_stop_token\x18\x0c \x03(\x08\x12)\n\theartbeat\x18\n \x01(\x0b\x32\x16.pagewire.v1.Heartbeat\x12\r\n\x05\x63lose\x18\x0b \x01(\x08\"\xd5\x01\n\x0e\x44\x65tokenizeOpen\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x19\n\x11\x63ontext_token_ids\x18\x02 \x03(\r\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x05 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x07 \x01(\rB\x16\n\x14_skip_special_tokens\"\x96\x02\n\x12\x44\x65tokenizeResponse\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x15\n\rtoken_offsets\x18\x04 \x03(\r\x12\x14\n\x0cstop_handles\x18\x05 \x03(\r\x12\x14\n\x0cstop_indexes\x18\x06 \x03(\r\x12\x1a\n\x12stop_token_offsets\x18\x07 \x03(\r\x12\x19\n\x11\x65xtra_token_bytes\x18\x08 \x03(\x0c\x12,\n\x06\x65rrors\x18\t \x03(\x0b\x32\x1c.pagewire.v1.DetokenizeError\x12)\n\theartbeat\x18\n \x01(\x0b\x32\x16.pagewire.v1.Heartbeat\"2\n\x0f\x44\x65tokenizeError\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"*\n\x14GetVocabularyRequest\x12\x12\n\nslice_size\x18\x01 \x01(\r\"Z\n\x15GetVocabularyResponse\x12\x16\n\x0e\x66irst_token_id\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x19\n\x11special_token_ids\x18\x03 \x03(\r\"\x1a\n\x18GetTokenizerFilesRequest\"V\n\x19GetTokenizerFilesResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x12\x0e\n\x06sha256\x18\x04 \x01(\t2\xdb\x04\n\x10TokenizerService\x12_\n\x10GetTokenizerInfo\x12$.pagewire.v1.GetTokenizerInfoRequest\x1a%.pagewire.v1.GetTokenizerInfoResponse\x12\x41\n\x06\x45ncode\x12\x1a.pagewire.v1.EncodeRequest\x1a\x1b.pagewire.v1.EncodeResponse\x12M\n\nRenderChat\x12\x1e.pagewire.v1.RenderChatRequest\x1a\x1f.pagewire.v1.RenderChatResponse\x12\x41\n\x06\x44\x65\x63ode\x12\x1a.pagewire.v1.DecodeRequest\x1a\x1b.pagewire.v1.DecodeResponse\x12Q\n\nDetokenize\x12\x1e.pagewire.v1.DetokenizeRequest\x1a\x1f.pagewire.v1.DetokenizeResponse(\x01\x30\x01\x12X\n\rGetVocabulary\x12!.pagewire.v1.GetVocabularyRequest\x1a\".pagewire.v1.GetVocabularyResponse0\x01\x12\x64\n\x11GetTokenizerFiles\x12%.pagewire.v1.GetTokenizerFilesRequest\x1a&.pagewire.v1.GetTokenizerFilesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpagewire/v1/tokenizer.proto\x12\x0bpagewire.v1\x1a\x18pagewire/v1/common.proto\"\x19\n\x17GetTokenizerInfoRequest\"\xf2\x01\n\x18GetTokenizerInfoResponse\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\reos_token_ids\x18\x03 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1b\n\x13template_uses_tools\x18\x06 \x01(\x08\x12\x18\n\x10max_prompt_bytes\x18\x07 \x01(\x04\x12\x18\n\x10tool_call_format\x18\x08 \x01(\tB\x0f\n\r_bos_token_id\"q\n\rEncodeRequest\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x19\n\x11\x62\x61\x64_word_variants\x18\x03 \x01(\x08\x42\x15\n\x13_add_special_tokens\"I\n\x0e\x45ncodeResponse\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.pagewire.v1.TokenIds\x12\x12\n\nservice_ns\x18\x02 \x01(\x04\"\x99\x01\n\x0fTemplateMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x17\n\x0ftool_calls_json\x18\x04 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x19\n\x11reasoning_content\x18\x06 \x01(\tB\n\n\x08_content\"\x89\x02\n\x11RenderChatRequest\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.pagewire.v1.TemplateMessage\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x1f\n\x17template_arguments_json\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\x12\x15\n\rchat_template\x18\x06 \x01(\t\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x07 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"I\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x12\n\nservice_ns\x18\x03 \x01(\x04\"n\n\rDecodeRequest\x12#\n\x04rows\x18\x01 \x03(\x0b\x32\x15.pagewire.v1.TokenIds\x12 \n\x13skip_special_tokens\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"3\n\x0e\x44\x65\x63odeResponse\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x12\n\nservice_ns\x18\x02 \x01(\x04\"\xab\x02\n\x11\x44\x65tokenizeRequest\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12*\n\x05opens\x18\x02 \x03(\x0b\x32\x1b.pagewire.v1.DetokenizeOpen\x12\x0f\n\x07handles\x18\x03 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0c\n\x04\x65nds\x18\x06 \x03(\x08\x12\x0e\n\x06\x63loses\x18\x07 \x03(\r\x12\x14\n\x0c\x65xtra_counts\x18\x08 \x03(\r\x12\x17\n\x0f\x65xtra_token_ids\x18\t \x03(\r\x12\x1a\n\x12last_is_stop_token\x18\x0c \x03(\x08\x12)\n\theartbeat\x18\n \x01(\x0b\x32\x16.pagewire.v1.Heartbeat\x12\r\n\x05\x63lose\x18\x0b \x01(\x08\"\xd5\x01\n\x0e\x44\x65tokenizeOpen\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x19\n\x11\x63ontext_token_ids\x18\x02 \x03(\r\x12\x18\n\x10output_token_ids\x18\x03 \x03(\r\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x05 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x07 \x01(\rB\x16\n\x14_skip_special_tokens\"\xaa\x02\n\x12\x44\x65tokenizeResponse\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12\x0f\n\x07handles\x18\x02 \x03(\r\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x15\n\rtoken_offsets\x18\x04 \x03(\r\x12\x14\n\x0cstop_handles\x18\x05 \x03(\r\x12\x14\n\x0cstop_indexes\x18\x06 \x03(\r\x12\x1a\n\x12stop_token_offsets\x18\x07 \x03(\r\x12\x19\n\x11\x65xtra_token_bytes\x18\x08 \x03(\x0c\x12,\n\x06\x65rrors\x18\t \x03(\x0b\x32\x1c.pagewire.v1.DetokenizeError\x12)\n\theartbeat\x18\n \x01(\x0b\x32\x16.pagewire.v1.Heartbeat\x12\x12\n\nservice_ns\x18\x0b \x01(\x04\"2\n\x0f\x44\x65tokenizeError\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"*\n\x14GetVocabularyRequest\x12\x12\n\nslice_size\x18\x01 \x01(\r\"Z\n\x15GetVocabularyResponse\x12\x16\n\x0e\x66irst_token_id\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x19\n\x11special_token_ids\x18\x03 \x03(\r\"\x1a\n\x18GetTokenizerFilesRequest\"V\n\x19GetTokenizerFilesResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x12\x0e\n\x06sha256\x18\x04 \x01(\t2\xdb\x04\n\x10TokenizerService\x12_\n\x10GetTokenizerInfo\x12$.pagewire.v1.GetTokenizerInfoRequest\x1a%.pagewire.v1.GetTokenizerInfoResponse\x12\x41\n\x06\x45ncode\x12\x1a.pagewire.v1.EncodeRequest\x1a\x1b.pagewire.v1.EncodeResponse\x12M\n\nRenderChat\x12\x1e.pagewire.v1.RenderChatRequest\x1a\x1f.pagewire.v1.RenderChatResponse\x12\x41\n\x06\x44\x65\x63ode\x12\x1a.pagewire.v1.DecodeRequest\x1a\x1b.pagewire.v1.DecodeResponse\x12Q\n\nDetokenize\x12\x1e.pagewire.v1.DetokenizeRequest\x1a\x1f.pagewire.v1.DetokenizeResponse(\x01\x30\x01\x12X\n\rGetVocabulary\x12!.pagewire.v1.GetVocabularyRequest\x1a\".pagewire.v1.GetVocabularyResponse0\x01\x12\x64\n\x11GetTokenizerFiles\x12%.pagewire.v1.GetTokenizerFilesRequest\x1a&.pagewire.v1.GetTokenizerFilesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,33 +39,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCODEREQUEST']._serialized_start=342
   _globals['_ENCODEREQUEST']._serialized_end=455
   _globals['_ENCODERESPONSE']._serialized_start=457
-  _globals['_ENCODERESPONSE']._serialized_end=510
-  _globals['_TEMPLATEMESSAGE']._serialized_start=513
-  _globals['_TEMPLATEMESSAGE']._serialized_end=666
-  _globals['_RENDERCHATREQUEST']._serialized_start=669
-  _globals['_RENDERCHATREQUEST']._serialized_end=934
-  _globals['_RENDERCHATRESPONSE']._serialized_start=936
-  _globals['_RENDERCHATRESPONSE']._serialized_end=989
-  _globals['_DECODEREQUEST']._serialized_start=991
-  _globals['_DECODEREQUEST']._serialized_end=1101
-  _globals['_DECODERESPONSE']._serialized_start=1103
-  _globals['_DECODERESPONSE']._serialized_end=1134
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1137
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1436
-  _globals['_DETOKENIZEOPEN']._serialized_start=1439
-  _globals['_DETOKENIZEOPEN']._serialized_end=1652
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1655
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1933
-  _globals['_DETOKENIZEERROR']._serialized_start=1935
-  _globals['_DETOKENIZEERROR']._serialized_end=1985
-  _globals['_GETVOCABULARYREQUEST']._serialized_start=1987
-  _globals['_GETVOCABULARYREQUEST']._serialized_end=2029
-  _globals['_GETVOCABULARYRESPONSE']._serialized_start=2031
-  _globals['_GETVOCABULARYRESPONSE']._serialized_end=2121
-  _globals['_GETTOKENIZERFILESREQUEST']._serialized_start=2123
-  _globals['_GETTOKENIZERFILESREQUEST']._serialized_end=2149
-  _globals['_GETTOKENIZERFILESRESPONSE']._serialized_start=2151
-  _globals['_GETTOKENIZERFILESRESPONSE']._serialized_end=2237
-  _globals['_TOKENIZERSERVICE']._serialized_start=2240
-  _globals['_TOKENIZERSERVICE']._serialized_end=2843
+  _globals['_ENCODERESPONSE']._serialized_end=530
+  _globals['_TEMPLATEMESSAGE']._serialized_start=533
+  _globals['_TEMPLATEMESSAGE']._serialized_end=686
+  _globals['_RENDERCHATREQUEST']._serialized_start=689
+  _globals['_RENDERCHATREQUEST']._serialized_end=954
+  _globals['_RENDERCHATRESPONSE']._serialized_start=956
+  _globals['_RENDERCHATRESPONSE']._serialized_end=1029
+  _globals['_DECODEREQUEST']._serialized_start=1031
+  _globals['_DECODEREQUEST']._serialized_end=1141
+  _globals['_DECODERESPONSE']._serialized_start=1143
+  _globals['_DECODERESPONSE']._serialized_end=1194
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1197
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1496
+  _globals['_DETOKENIZEOPEN']._serialized_start=1499
+  _globals['_DETOKENIZEOPEN']._serialized_end=1712
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1715
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2013
+  _globals['_DETOKENIZEERROR']._serialized_start=2015
+  _globals['_DETOKENIZEERROR']._serialized_end=2065
+  _globals['_GETVOCABULARYREQUEST']._serialized_start=2067
+  _globals['_GETVOCABULARYREQUEST']._serialized_end=2109
+  _globals['_GETVOCABULARYRESPONSE']._serialized_start=2111
+  _globals['_GETVOCABULARYRESPONSE']._serialized_end=2201
+  _globals['_GETTOKENIZERFILESREQUEST']._serialized_start=2203
+  _globals['_GETTOKENIZERFILESREQUEST']._serialized_end=2229
+  _globals['_GETTOKENIZERFILESRESPONSE']._serialized_start=2231
+  _globals['_GETTOKENIZERFILESRESPONSE']._serialized_end=2317
+  _globals['_TOKENIZERSERVICE']._serialized_start=2320
+  _globals['_TOKENIZERSERVICE']._serialized_end=2923
 # @@protoc_insertion_point(module_scope)

@@ -121,6 +121,9 @@ class EncodeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
+    SERVICE_NS_FIELD_NUMBER: _builtins.int
+    service_ns: _builtins.int
+    """How long the service took, in nanoseconds; the rest of what the caller waits is the way."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenIds]:
         """One row for each text (two with bad_word_variants: as it is, then with a space before it)."""
@@ -129,10 +132,11 @@ class EncodeResponse(_message.Message):
         self,
         *,
         rows: _abc.Iterable[_common_pb2.TokenIds] | None = ...,
+        service_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "service_ns", b"service_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,7 +236,10 @@ class RenderChatResponse(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SERVICE_NS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    service_ns: _builtins.int
+    """As in EncodeResponse."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -240,10 +247,11 @@ class RenderChatResponse(_message.Message):
         *,
         text: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        service_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["service_ns", b"service_ns", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -280,16 +288,20 @@ class DecodeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXTS_FIELD_NUMBER: _builtins.int
+    SERVICE_NS_FIELD_NUMBER: _builtins.int
+    service_ns: _builtins.int
+    """As in EncodeResponse."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         texts: _abc.Iterable[_builtins.str] | None = ...,
+        service_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["service_ns", b"service_ns", "texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,8 +458,11 @@ class DetokenizeResponse(_message.Message):
     EXTRA_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    SERVICE_NS_FIELD_NUMBER: _builtins.int
     frame: _builtins.int
     """The number of the request frame; 0 for a frame with only a heartbeat."""
+    service_ns: _builtins.int
+    """How long the service took for the frame, in nanoseconds."""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Column: handle of the row."""
@@ -493,10 +508,11 @@ class DetokenizeResponse(_message.Message):
         extra_token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
         errors: _abc.Iterable[Global___DetokenizeError] | None = ...,
         heartbeat: _common_pb2.Heartbeat | None = ...,
+        service_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "extra_token_bytes", b"extra_token_bytes", "frame", b"frame", "handles", b"handles", "heartbeat", b"heartbeat", "stop_handles", b"stop_handles", "stop_indexes", b"stop_indexes", "stop_token_offsets", b"stop_token_offsets", "texts", b"texts", "token_offsets", b"token_offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "extra_token_bytes", b"extra_token_bytes", "frame", b"frame", "handles", b"handles", "heartbeat", b"heartbeat", "service_ns", b"service_ns", "stop_handles", b"stop_handles", "stop_indexes", b"stop_indexes", "stop_token_offsets", b"stop_token_offsets", "texts", b"texts", "token_offsets", b"token_offsets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

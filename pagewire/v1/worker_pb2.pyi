@@ -769,12 +769,18 @@ class WorkerTimings(_message.Message):
     PREPARE_NS_FIELD_NUMBER: _builtins.int
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
+    QUEUE_NS_FIELD_NUMBER: _builtins.int
+    BUSY_NS_FIELD_NUMBER: _builtins.int
     idle_ns: _builtins.int
     """With no step queued, before this one."""
     prepare_ns: _builtins.int
     """Applying the step and building inputs."""
     forward_ns: _builtins.int
     sample_ns: _builtins.int
+    queue_ns: _builtins.int
+    """Of this step, behind the steps before."""
+    busy_ns: _builtins.int
+    """All that the device's thread did for the step; prepare, forward and sample are parts of it."""
     def __init__(
         self,
         *,
@@ -782,10 +788,12 @@ class WorkerTimings(_message.Message):
         prepare_ns: _builtins.int = ...,
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
+        queue_ns: _builtins.int = ...,
+        busy_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "prepare_ns", b"prepare_ns", "sample_ns", b"sample_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ns", b"busy_ns", "forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "prepare_ns", b"prepare_ns", "queue_ns", b"queue_ns", "sample_ns", b"sample_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
