@@ -65,6 +65,26 @@ Global___GetEngineInfoRequest: _TypeAlias = GetEngineInfoRequest  # noqa: Y015
 class GetEngineInfoResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CacheConfigEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     SERVED_MODEL_NAMES_FIELD_NUMBER: _builtins.int
@@ -75,6 +95,7 @@ class GetEngineInfoResponse(_message.Message):
     ENGINE_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    CACHE_CONFIG_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """Random, new at each start of the process."""
     epoch: _builtins.int
@@ -95,6 +116,10 @@ class GetEngineInfoResponse(_message.Message):
 
     @_builtins.property
     def model_info(self) -> _common_pb2.ModelInfo: ...
+    @_builtins.property
+    def cache_config(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """For the metric cache_config_info: the cache's settings and sizes by name, as text."""
+
     def __init__(
         self,
         *,
@@ -108,10 +133,11 @@ class GetEngineInfoResponse(_message.Message):
         engine_fingerprint: _builtins.str = ...,
         max_logprobs: _builtins.int = ...,
         max_num_seqs: _builtins.int = ...,
+        cache_config: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model_info", b"model_info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "engine_fingerprint", b"engine_fingerprint", "epoch", b"epoch", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_info", b"model_info", "num_gpu_blocks", b"num_gpu_blocks", "scheduler_id", b"scheduler_id", "served_model_names", b"served_model_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_config", b"cache_config", "engine_fingerprint", b"engine_fingerprint", "epoch", b"epoch", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_info", b"model_info", "num_gpu_blocks", b"num_gpu_blocks", "scheduler_id", b"scheduler_id", "served_model_names", b"served_model_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -730,6 +756,7 @@ class WatchLoadResponse(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     GENERATION_TOKENS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    FIGURES_FIELD_NUMBER: _builtins.int
     num_requests_running: _builtins.int
     num_requests_waiting: _builtins.int
     num_tokens_waiting: _builtins.int
@@ -744,6 +771,10 @@ class WatchLoadResponse(_message.Message):
     generation_tokens: _builtins.int
     ready: _builtins.bool
     """False while workers are lost or not ready."""
+    @_builtins.property
+    def figures(self) -> Global___EngineFigures:
+        """More figures for metrics; not there before the first worker is ready."""
+
     def __init__(
         self,
         *,
@@ -757,14 +788,124 @@ class WatchLoadResponse(_message.Message):
         num_steps: _builtins.int = ...,
         generation_tokens: _builtins.int = ...,
         ready: _builtins.bool = ...,
+        figures: Global___EngineFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_tokens", b"generation_tokens", "kv_cache_usage", b"kv_cache_usage", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "num_steps", b"num_steps", "num_tokens_waiting", b"num_tokens_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["figures", b"figures", "generation_tokens", b"generation_tokens", "kv_cache_usage", b"kv_cache_usage", "num_preemptions", b"num_preemptions", "num_requests_running", b"num_requests_running", "num_requests_waiting", b"num_requests_waiting", "num_steps", b"num_steps", "num_tokens_waiting", b"num_tokens_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class EngineFigures(_message.Message):
+    """What an engine counts and shows beside its load. Counters are since the start of the process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSED_FIELD_NUMBER: _builtins.int
+    SLEEP_LEVEL_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_DEFERRED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_IDLE_NS_FIELD_NUMBER: _builtins.int
+    NUM_WORKERS_LOST_FIELD_NUMBER: _builtins.int
+    NUM_STALLS_FIELD_NUMBER: _builtins.int
+    ITERATION_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_PER_POS_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_LIFETIME_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_IDLE_BEFORE_EVICT_FIELD_NUMBER: _builtins.int
+    KV_BLOCK_REUSE_GAP_FIELD_NUMBER: _builtins.int
+    paused: _builtins.bool
+    sleep_level: _builtins.int
+    """0: awake. 1: weights are in host memory. 2: all is dropped."""
+    num_requests_deferred: _builtins.int
+    """Of the waiting requests: those that wait for something of their own, such as a grammar."""
+    prompt_tokens: _builtins.int
+    """Of requests whose prompt has been computed to its end."""
+    worker_idle_ns: _builtins.int
+    """How long the workers had no step queued though there was work for one."""
+    num_workers_lost: _builtins.int
+    num_stalls: _builtins.int
+    """Times that nothing ran for many steps though something waited."""
+    num_drafts: _builtins.int
+    """Verifications of drafts: one a request and step."""
+    num_draft_tokens: _builtins.int
+    num_accepted_tokens: _builtins.int
+    @_builtins.property
+    def iteration_tokens(self) -> Global___HistogramFigures:
+        """By step that gave tokens: those tokens, and the prompts that it computed to their end."""
+
+    @_builtins.property
+    def num_accepted_tokens_per_pos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Column: accepted drafts by their place among the drafts of a step, as far as any was accepted."""
+
+    @_builtins.property
+    def kv_block_lifetime(self) -> Global___HistogramFigures:
+        """In seconds, of sampled blocks: from allocation to eviction, from the last use to eviction, and between uses. Not
+        there unless --kv-cache-metrics is on.
+        """
+
+    @_builtins.property
+    def kv_block_idle_before_evict(self) -> Global___HistogramFigures: ...
+    @_builtins.property
+    def kv_block_reuse_gap(self) -> Global___HistogramFigures: ...
+    def __init__(
+        self,
+        *,
+        paused: _builtins.bool = ...,
+        sleep_level: _builtins.int = ...,
+        num_requests_deferred: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        worker_idle_ns: _builtins.int = ...,
+        num_workers_lost: _builtins.int = ...,
+        num_stalls: _builtins.int = ...,
+        iteration_tokens: Global___HistogramFigures | None = ...,
+        num_drafts: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
+        num_accepted_tokens_per_pos: _abc.Iterable[_builtins.int] | None = ...,
+        kv_block_lifetime: Global___HistogramFigures | None = ...,
+        kv_block_idle_before_evict: Global___HistogramFigures | None = ...,
+        kv_block_reuse_gap: Global___HistogramFigures | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["iteration_tokens", b"iteration_tokens", "kv_block_idle_before_evict", b"kv_block_idle_before_evict", "kv_block_lifetime", b"kv_block_lifetime", "kv_block_reuse_gap", b"kv_block_reuse_gap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_tokens", b"iteration_tokens", "kv_block_idle_before_evict", b"kv_block_idle_before_evict", "kv_block_lifetime", b"kv_block_lifetime", "kv_block_reuse_gap", b"kv_block_reuse_gap", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_requests_deferred", b"num_requests_deferred", "num_stalls", b"num_stalls", "num_workers_lost", b"num_workers_lost", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "sleep_level", b"sleep_level", "worker_idle_ns", b"worker_idle_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineFigures: _TypeAlias = EngineFigures  # noqa: Y015
+
+@_typing.final
+class HistogramFigures(_message.Message):
+    """A histogram whose bounds both sides know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    sum: _builtins.float
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Observations by bucket, the last one without an upper bound."""
+
+    def __init__(
+        self,
+        *,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        sum: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "sum", b"sum"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HistogramFigures: _TypeAlias = HistogramFigures  # noqa: Y015
 
 @_typing.final
 class SubscribeKvEventsRequest(_message.Message):
