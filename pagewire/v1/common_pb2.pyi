@@ -110,20 +110,104 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    ECHO_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ECHO_AGE_NS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Counts up from 1 within the stream and direction."""
+    echo_sequence: _builtins.int
+    """The peer's last heartbeat that came here, and how long ago that was: with both the peer knows the round trip.
+    0: none came yet.
+    """
+    echo_age_ns: _builtins.int
+    @_builtins.property
+    def process(self) -> Global___ProcessFigures:
+        """Of the sender, where the peer has a use for them."""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        echo_sequence: _builtins.int = ...,
+        echo_age_ns: _builtins.int = ...,
+        process: Global___ProcessFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["echo_age_ns", b"echo_age_ns", "echo_sequence", b"echo_sequence", "process", b"process", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class ProcessFigures(_message.Message):
+    """What a process uses and does, as it sees itself; read anew every 2 s. Counters are since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    NUM_CPUS_FIELD_NUMBER: _builtins.int
+    UPTIME_NS_FIELD_NUMBER: _builtins.int
+    RSS_BYTES_FIELD_NUMBER: _builtins.int
+    CPU_NS_FIELD_NUMBER: _builtins.int
+    RUN_QUEUE_WAIT_NS_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_MAX_NS_FIELD_NUMBER: _builtins.int
+    LOOP_LAG_MEAN_NS_FIELD_NUMBER: _builtins.int
+    NUM_RPCS_FIELD_NUMBER: _builtins.int
+    NUM_WORK_THREADS_FIELD_NUMBER: _builtins.int
+    WORK_NS_FIELD_NUMBER: _builtins.int
+    NUM_WORK_ITEMS_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    machine: _builtins.str
+    """The same for all processes that share the cores of one machine; says nothing else about it."""
+    num_cpus: _builtins.int
+    """It may run on so many cores."""
+    uptime_ns: _builtins.int
+    rss_bytes: _builtins.int
+    """Memory that it holds."""
+    cpu_ns: _builtins.int
+    """Counter: its threads ran, user and system."""
+    run_queue_wait_ns: _builtins.int
+    """Counter: its threads were ready to run and had no core, as the kernel counts it. Absent: the kernel does not tell."""
+    loop_lag_max_ns: _builtins.int
+    """How late its event loop was when it should have woken up, in the last 2 s: the latest and the mean."""
+    loop_lag_mean_ns: _builtins.int
+    num_rpcs: _builtins.int
+    """Counter: RPCs that it served to their end."""
+    num_work_threads: _builtins.int
+    """Threads apart from the event loop that do what the process is for: a worker's device thread, a tokenizer's threads."""
+    work_ns: _builtins.int
+    """Counter: they worked, summed over the threads; work under way included."""
+    num_work_items: _builtins.int
+    """Pieces of work that they have or that wait for them."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        machine: _builtins.str = ...,
+        num_cpus: _builtins.int = ...,
+        uptime_ns: _builtins.int = ...,
+        rss_bytes: _builtins.int = ...,
+        cpu_ns: _builtins.int = ...,
+        run_queue_wait_ns: _builtins.int | None = ...,
+        loop_lag_max_ns: _builtins.int = ...,
+        loop_lag_mean_ns: _builtins.int = ...,
+        num_rpcs: _builtins.int = ...,
+        num_work_threads: _builtins.int = ...,
+        work_ns: _builtins.int = ...,
+        num_work_items: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_run_queue_wait_ns", b"_run_queue_wait_ns", "run_queue_wait_ns", b"run_queue_wait_ns"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_run_queue_wait_ns", b"_run_queue_wait_ns", "cpu_ns", b"cpu_ns", "loop_lag_max_ns", b"loop_lag_max_ns", "loop_lag_mean_ns", b"loop_lag_mean_ns", "machine", b"machine", "num_cpus", b"num_cpus", "num_rpcs", b"num_rpcs", "num_work_items", b"num_work_items", "num_work_threads", b"num_work_threads", "rss_bytes", b"rss_bytes", "run_queue_wait_ns", b"run_queue_wait_ns", "uptime_ns", b"uptime_ns", "version", b"version", "work_ns", b"work_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__run_queue_wait_ns: _TypeAlias = _typing.Literal["run_queue_wait_ns"]  # noqa: Y015
+    _WhichOneofArgType__run_queue_wait_ns: _TypeAlias = _typing.Literal["_run_queue_wait_ns", b"_run_queue_wait_ns"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__run_queue_wait_ns) -> _WhichOneofReturnType__run_queue_wait_ns | None: ...
+
+Global___ProcessFigures: _TypeAlias = ProcessFigures  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -178,6 +262,7 @@ class SamplingParams(_message.Message):
     BAD_WORD_LENGTHS_FIELD_NUMBER: _builtins.int
     BAD_WORD_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """0 is greedy. In [0, 2]. Default 1."""
     top_p: _builtins.float
@@ -236,6 +321,12 @@ class SamplingParams(_message.Message):
     def structured_outputs(self) -> Global___StructuredOutputs:
         """What the output must be. Absent: anything."""
 
+    @_builtins.property
+    def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens to report beside each output token, in place of the most likely ones; at most 128, each once. If logprobs is
+        set, it is their number.
+        """
+
     def __init__(
         self,
         *,
@@ -262,10 +353,11 @@ class SamplingParams(_message.Message):
         bad_word_lengths: _abc.Iterable[_builtins.int] | None = ...,
         bad_word_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         structured_outputs: Global___StructuredOutputs | None = ...,
+        logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_lengths", b"bad_word_lengths", "bad_word_token_ids", b"bad_word_token_ids", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_skip_special_tokens", b"_skip_special_tokens", "_temperature", b"_temperature", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_word_lengths", b"bad_word_lengths", "bad_word_token_ids", b"bad_word_token_ids", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "logit_bias_token_ids", b"logit_bias_token_ids", "logit_bias_values", b"logit_bias_values", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "structured_outputs", b"structured_outputs", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -413,7 +505,8 @@ Global___Usage: _TypeAlias = Usage  # noqa: Y015
 @_typing.final
 class LogprobColumns(_message.Message):
     """Log-probabilities of tokens, in columns. Row i is token i; row i's top candidates are the next
-    top_counts[i] entries of top_token_ids and top_logprobs, most likely first.
+    top_counts[i] entries of top_token_ids and top_logprobs, most likely first; where a request names logprob_token_ids,
+    they are those of its output tokens, in their order.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

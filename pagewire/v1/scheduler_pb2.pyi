@@ -819,6 +819,9 @@ class EngineFigures(_message.Message):
     KV_BLOCK_LIFETIME_FIELD_NUMBER: _builtins.int
     KV_BLOCK_IDLE_BEFORE_EVICT_FIELD_NUMBER: _builtins.int
     KV_BLOCK_REUSE_GAP_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     paused: _builtins.bool
     sleep_level: _builtins.int
     """0: awake. 1: weights are in host memory. 2: all is dropped."""
@@ -835,6 +838,8 @@ class EngineFigures(_message.Message):
     """Verifications of drafts: one a request and step."""
     num_draft_tokens: _builtins.int
     num_accepted_tokens: _builtins.int
+    max_num_seqs: _builtins.int
+    """Most requests that may run at once."""
     @_builtins.property
     def iteration_tokens(self) -> Global___HistogramFigures:
         """By step that gave tokens: those tokens, and the prompts that it computed to their end."""
@@ -853,6 +858,14 @@ class EngineFigures(_message.Message):
     def kv_block_idle_before_evict(self) -> Global___HistogramFigures: ...
     @_builtins.property
     def kv_block_reuse_gap(self) -> Global___HistogramFigures: ...
+    @_builtins.property
+    def steps(self) -> Global___StepTimings:
+        """Counter: sums over all steps; elapsed_ns is not among them."""
+
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerFigures]:
+        """By rank, as far as a worker's heartbeat came."""
+
     def __init__(
         self,
         *,
@@ -871,14 +884,49 @@ class EngineFigures(_message.Message):
         kv_block_lifetime: Global___HistogramFigures | None = ...,
         kv_block_idle_before_evict: Global___HistogramFigures | None = ...,
         kv_block_reuse_gap: Global___HistogramFigures | None = ...,
+        max_num_seqs: _builtins.int = ...,
+        steps: Global___StepTimings | None = ...,
+        workers: _abc.Iterable[Global___WorkerFigures] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["iteration_tokens", b"iteration_tokens", "kv_block_idle_before_evict", b"kv_block_idle_before_evict", "kv_block_lifetime", b"kv_block_lifetime", "kv_block_reuse_gap", b"kv_block_reuse_gap"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["iteration_tokens", b"iteration_tokens", "kv_block_idle_before_evict", b"kv_block_idle_before_evict", "kv_block_lifetime", b"kv_block_lifetime", "kv_block_reuse_gap", b"kv_block_reuse_gap", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_tokens", b"iteration_tokens", "kv_block_idle_before_evict", b"kv_block_idle_before_evict", "kv_block_lifetime", b"kv_block_lifetime", "kv_block_reuse_gap", b"kv_block_reuse_gap", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_requests_deferred", b"num_requests_deferred", "num_stalls", b"num_stalls", "num_workers_lost", b"num_workers_lost", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "sleep_level", b"sleep_level", "worker_idle_ns", b"worker_idle_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["iteration_tokens", b"iteration_tokens", "kv_block_idle_before_evict", b"kv_block_idle_before_evict", "kv_block_lifetime", b"kv_block_lifetime", "kv_block_reuse_gap", b"kv_block_reuse_gap", "max_num_seqs", b"max_num_seqs", "num_accepted_tokens", b"num_accepted_tokens", "num_accepted_tokens_per_pos", b"num_accepted_tokens_per_pos", "num_draft_tokens", b"num_draft_tokens", "num_drafts", b"num_drafts", "num_requests_deferred", b"num_requests_deferred", "num_stalls", b"num_stalls", "num_workers_lost", b"num_workers_lost", "paused", b"paused", "prompt_tokens", b"prompt_tokens", "sleep_level", b"sleep_level", "steps", b"steps", "worker_idle_ns", b"worker_idle_ns", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineFigures: _TypeAlias = EngineFigures  # noqa: Y015
+
+@_typing.final
+class WorkerFigures(_message.Message):
+    """A worker of this engine, as its scheduler sees it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_NS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    rank: _builtins.int
+    round_trip_ns: _builtins.int
+    """Of the last heartbeat, from the scheduler's event loop to the worker's and back; 0: not known yet."""
+    @_builtins.property
+    def process(self) -> _common_pb2.ProcessFigures: ...
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        round_trip_ns: _builtins.int = ...,
+        process: _common_pb2.ProcessFigures | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "process", b"process", "rank", b"rank", "round_trip_ns", b"round_trip_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerFigures: _TypeAlias = WorkerFigures  # noqa: Y015
 
 @_typing.final
 class HistogramFigures(_message.Message):
