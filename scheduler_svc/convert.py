@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 from pagewire import wire
 from pagewire.kit.errors import InvalidRequestError, PagewireError
+from pagewire.kit.histogram import Histogram
 from pagewire.v1 import common_pb2, scheduler_pb2
 from scheduler_svc.direct_client import DirectOutput
+from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_info import EngineInfo
-from scheduler_svc.engine_state import EngineCounters, EngineState
+from scheduler_svc.engine_state import EngineState
 from scheduler_svc.kv_events import KvEventBatch
 from scheduler_svc.output import (
     EngineCoreOutputs,
@@ -23,7 +25,7 @@ from scheduler_svc.output import (
     SchedulerStats,
     StepTimings,
 )
-from scheduler_svc.pause import PauseMode
+from scheduler_svc.pause import PauseMode, PauseState
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import ABORTED
 from scheduler_svc.stop import FinishReason, Stop
@@ -136,6 +138,7 @@ def engine_info(
     names: Sequence[str],
     max_num_seqs: int,
     max_logprobs: int,
+    cache_config: Mapping[str, str],
 ) -> scheduler_pb2.GetEngineInfoResponse:
     return scheduler_pb2.GetEngineInfoResponse(
         scheduler_id=scheduler_id,
@@ -148,16 +151,16 @@ def engine_info(
         engine_fingerprint=info.fingerprint,
         max_logprobs=max_logprobs,
         max_num_seqs=max_num_seqs,
+        cache_config=cache_config,
     )
 
 
-def load(
-    stats: SchedulerStats | None, counters: EngineCounters, state: EngineState
-) -> scheduler_pb2.WatchLoadResponse:
+def load(core: EngineCore) -> scheduler_pb2.WatchLoadResponse:
+    stats, counters = core.make_stats(), core.counters
     message = scheduler_pb2.WatchLoadResponse(
         num_steps=counters.num_steps,
         generation_tokens=counters.generation_tokens,
-        ready=state is EngineState.READY,
+        ready=core.state is EngineState.READY,
     )
     if stats is not None:
         message.num_requests_running = stats.num_requests_running
@@ -167,7 +170,31 @@ def load(
         message.num_preemptions = stats.num_preemptions
         message.prefix_cache_queries = stats.prefix_cache_queries
         message.prefix_cache_hits = stats.prefix_cache_hits
+        _set_figures(message.figures, core, stats)
     return message
+
+
+def _set_figures(
+    message: scheduler_pb2.EngineFigures, core: EngineCore, stats: SchedulerStats
+) -> None:
+    counters = core.counters
+    message.paused = core.pause_state is not PauseState.UNPAUSED
+    message.sleep_level = core.sleep.level
+    message.num_requests_deferred = stats.num_requests_deferred
+    message.prompt_tokens = counters.prompt_tokens
+    message.worker_idle_ns = counters.worker_idle_ns
+    message.num_workers_lost = counters.num_workers_lost
+    message.num_stalls = core.liveness.num_stalls
+    message.num_drafts = stats.num_drafts
+    message.num_draft_tokens = stats.num_draft_tokens
+    message.num_accepted_tokens = stats.num_accepted_tokens
+    message.num_accepted_tokens_per_pos.extend(stats.num_accepted_tokens_per_pos)
+    _set_histogram(message.iteration_tokens, counters.iteration_tokens)
+
+
+def _set_histogram(message: scheduler_pb2.HistogramFigures, histogram: Histogram) -> None:
+    message.counts.extend(histogram.counts)
+    message.sum = histogram.sum
 
 
 def kv_event_batch(
@@ -244,9 +271,12 @@ class PendingOutputs:
     _prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     _finished: dict[int, FinishedRequest] = field(default_factory=dict)
     _scheduled: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _prefilled: list[tuple[int, int]] = field(default_factory=list)
+    _preempted: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._finished or self._scheduled)
+        parts = self._rows, self._finished, self._scheduled, self._prefilled, self._preempted
+        return any(parts)
 
     def add_step(
         self, outputs: EngineCoreOutputs, timings: StepTimings, handles: Mapping[str, int]
@@ -268,12 +298,20 @@ class PendingOutputs:
             handle = handles.get(item.request_id)
             if handle is not None:
                 self._scheduled[handle] = (item.num_cached_tokens, round(item.queued_time_s * 1e9))
+        for request_id, num_tokens in outputs.prefilled:
+            if (handle := handles.get(request_id)) is not None:
+                self._prefilled.append((handle, num_tokens))
+        self._preempted += [handles[each] for each in outputs.preempted if each in handles]
 
     def add_finished(self, handle: int, end: FinishedRequest) -> None:
         self._finished[handle] = end
 
-    def to_proto(self) -> scheduler_pb2.EngineOutputs:
-        """Build the columns."""
+    def to_proto(self, since_ns: int = 0) -> scheduler_pb2.EngineOutputs:
+        """Build the columns.
+
+        Args:
+            since_ns: When the last answer came that the gateway heard of; 0: it heard of none.
+        """
         rows, ends, scheduled = self._rows.values(), self._finished.values(), self._scheduled
         message = scheduler_pb2.EngineOutputs(
             first_step=self.first_step,
@@ -290,12 +328,15 @@ class PendingOutputs:
             logprob_handles=self._logprobs,
             prompt_logprob_handles=self._prompt_logprobs,
             prompt_logprob_counts=[len(rows.logprobs) for rows in self._prompt_logprobs.values()],
+            prefill_handles=[handle for handle, _ in self._prefilled],
+            prefill_token_counts=[num_tokens for _, num_tokens in self._prefilled],
+            preempted_handles=self._preempted,
         )
         for logprob_rows in self._logprobs.values():
             _add_logprobs(message.logprobs, logprob_rows)
         for logprob_rows in self._prompt_logprobs.values():
             _add_logprobs(message.prompt_logprobs, logprob_rows)
-        _set_timings(message.timings, self.timings)
+        _set_timings(message.timings, self.timings, since_ns)
         return message
 
     def _add_row(self, handle: int, token_ids: Sequence[int], logprobs: LogprobRows | None) -> None:
@@ -327,9 +368,14 @@ def _add_logprobs(columns: common_pb2.LogprobColumns, rows: LogprobRows) -> None
     columns.top_logprobs.extend(rows.top_logprobs)
 
 
-def _set_timings(message: scheduler_pb2.StepTimings, timings: StepTimings) -> None:
+def _set_timings(message: scheduler_pb2.StepTimings, timings: StepTimings, since_ns: int) -> None:
     message.schedule_ns = timings.schedule_ns
     message.execute_ns = timings.execute_ns
     message.forward_ns = timings.forward_ns
     message.sample_ns = timings.sample_ns
     message.idle_ns = timings.idle_ns
+    message.prepare_ns = timings.prepare_ns
+    message.queue_ns = timings.queue_ns
+    message.busy_ns = timings.busy_ns
+    if since_ns and timings.answered_ns:
+        message.elapsed_ns = timings.answered_ns - since_ns

@@ -21,11 +21,17 @@ from pagewire.kit.errors import (
     QueueFullError,
     ServiceUnavailableError,
 )
-from pagewire.kit.heartbeat import HEARTBEAT_TIMEOUT_S, Watchdog, send_heartbeats
+from pagewire.kit.heartbeat import (
+    HEARTBEAT_INTERVAL_S,
+    HEARTBEAT_TIMEOUT_S,
+    Watchdog,
+    send_heartbeats,
+)
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.v1 import common_pb2, scheduler_pb2
 from scheduler_svc import convert
+from scheduler_svc.bounds import MAX_GATEWAYS
 from scheduler_svc.convert import PendingOutputs
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
@@ -33,7 +39,8 @@ from scheduler_svc.stop import FinishReason
 
 MAX_PENDING_TOKENS = 262_144
 """Unwritten output tokens after which a gateway counts as lost."""
-MAX_GATEWAYS = 1024
+TAKEOVER_SILENCE_S = 2.5 * HEARTBEAT_INTERVAL_S
+"""A gateway that was not heard for so long may have been started anew."""
 FLUSH_TIMEOUT_S = 2.0
 
 Write = Callable[[scheduler_pb2.EngineStreamResponse], Awaitable[None]]
@@ -80,7 +87,7 @@ class EngineStreams:
         """Replace the gateway's earlier stream, whose requests end before this one adds any.
 
         Raises:
-            FailedPreconditionError: The gateway has a newer stream.
+            FailedPreconditionError: The gateway has a newer stream, or another process its id.
             QueueFullError: Too many gateways.
         """
         earlier = self._sessions.get(opened.gateway_id)
@@ -88,6 +95,13 @@ class EngineStreams:
             if earlier.is_newer_than(opened):
                 raise FailedPreconditionError(
                     "this gateway has a newer stream", reason="STALE_GENERATION"
+                )
+            if earlier.is_in_use_by_another(opened):
+                raise FailedPreconditionError(
+                    f"another gateway that runs has the id {opened.gateway_id!r}: give each one its"
+                    " own --gateway-id, or none",
+                    reason="GATEWAY_ID_TAKEN",
+                    field="gateway_id",
                 )
             earlier.abort_all()
             earlier.end(FailedPreconditionError("a newer stream took over", reason="SUPERSEDED"))
@@ -114,6 +128,7 @@ class GatewaySession:
         self._unadmitted: set[int] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._outputs = PendingOutputs()
+        self._last_answered_ns = 0
         self._frame = scheduler_pb2.EngineStreamResponse()
         self._has_frame = False
         self._is_recovering = False
@@ -122,12 +137,22 @@ class GatewaySession:
         self._wake = asyncio.Event()
         self._end_error: PagewireError | None = None
         self._ended = asyncio.Event()
+        self._watchdog = Watchdog(HEARTBEAT_TIMEOUT_S)
         self._client_id = core.attach(self)
 
     def is_newer_than(self, opened: scheduler_pb2.EngineStreamOpen) -> bool:
-        """Whether `opened` comes late. Another epoch is another process, so the later one wins."""
+        """Whether `opened` comes late."""
         mine = self._opened
         return mine.gateway_epoch == opened.gateway_epoch and mine.generation >= opened.generation
+
+    def is_in_use_by_another(self, opened: scheduler_pb2.EngineStreamOpen) -> bool:
+        """Whether `opened` is of another process while this stream's own one was heard lately.
+
+        Two processes with one id would else end each other's streams for ever. One that was started
+        anew finds the stream of the earlier one broken, or silent.
+        """
+        is_another = self._opened.gateway_epoch != opened.gateway_epoch
+        return is_another and self._watchdog.silence_s < TAKEOVER_SILENCE_S
 
     def accept(self, identity: SchedulerIdentity, fingerprint: str) -> None:
         """Put the answer to `open` into the first frame."""
@@ -147,13 +172,12 @@ class GatewaySession:
             gateway_id=self._opened.gateway_id,
             generation=self._opened.generation,
         )
-        watchdog = Watchdog(HEARTBEAT_TIMEOUT_S)
-        reader = asyncio.create_task(self._read(frames, watchdog), name="engine-stream-reader")
+        reader = asyncio.create_task(self._read(frames), name="engine-stream-reader")
         writer = asyncio.create_task(self._write_frames(write), name="engine-stream-writer")
         others = (
             asyncio.create_task(self._ended.wait(), name="engine-stream-end"),
             asyncio.create_task(send_heartbeats(self._beat), name="engine-stream-heartbeats"),
-            asyncio.create_task(_expire(watchdog), name="engine-stream-watchdog"),
+            asyncio.create_task(_expire(self._watchdog), name="engine-stream-watchdog"),
         )
         tasks = (reader, writer, *others)
         try:
@@ -231,9 +255,9 @@ class GatewaySession:
 
     # Up.
 
-    async def _read(self, frames: Frames, watchdog: Watchdog) -> None:
+    async def _read(self, frames: Frames) -> None:
         async for frame in frames:
-            watchdog.beat()
+            self._watchdog.beat()
             # Ends first: a handle may be used again in the same frame.
             self._abort(frame)
             for add in frame.adds:
@@ -324,7 +348,8 @@ class GatewaySession:
         frame.frame = self._num_frames
         frame.recovering = self._is_recovering
         if outputs:
-            frame.outputs.CopyFrom(outputs.to_proto())
+            frame.outputs.CopyFrom(outputs.to_proto(self._last_answered_ns))
+            self._last_answered_ns = outputs.timings.answered_ns or self._last_answered_ns
         return frame
 
     async def _beat(self) -> None:

@@ -6,7 +6,7 @@ into messages; nothing here knows the wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagewire.kit.errors import (
@@ -87,6 +87,21 @@ class SchedulerOutput:
         """Whether the worker need not hear of this step at all."""
         return not (self.requests or self.finished_req_ids or self.preempted_req_ids)
 
+    @property
+    def has_prefill(self) -> bool:
+        """Whether a row may have more to compute than what was drawn for it last, and drafts."""
+        is_wide = self.total_num_scheduled_tokens > len(self.requests)
+        return is_wide or bool(self.scheduled_new_reqs) or not all(self.draws)
+
+    def prefills(self) -> Iterator[tuple[Request, int]]:
+        """The requests that compute tokens which are known already, and how many."""
+        first_new = len(self.requests) - len(self.scheduled_new_reqs)
+        rows = zip(self.requests, self.num_scheduled_tokens, self.draws, strict=True)
+        for row, (request, num_tokens, draws) in enumerate(rows):
+            is_decode = draws and (num_tokens == 1 or request.request_id in self.drafts)
+            if row >= first_new or not is_decode:
+                yield request, num_tokens
+
 
 @dataclass(slots=True)
 class LogprobRows:
@@ -149,6 +164,11 @@ class ModelRunnerOutput:
     sample_ns: int = 0
     idle_ns: int = 0
     """How long the worker had no step before this one."""
+    prepare_ns: int = 0
+    queue_ns: int = 0
+    """How long the step waited in the worker behind others."""
+    busy_ns: int = 0
+    """How long the worker was busy with it; prepare, forward and sample are parts of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +249,11 @@ class EngineCoreOutputs:
     prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     """By row, once a request, with its first token: of each prompt token but the first."""
     scheduled: list[ScheduledRequest] = field(default_factory=list)
+    prefilled: list[tuple[str, int]] = field(default_factory=list)
+    """Ids of requests whose known tokens the step computed, and how many: those of the prompt, or
+    again those that a preemption or a loss took the KV of."""
+    preempted: list[str] = field(default_factory=list)
+    """Requests that lost their blocks when the step was planned."""
     finished: list[FinishedRequest] = field(default_factory=list)
 
     def add_row(self, request_id: str, token_ids: Sequence[int]) -> None:
@@ -264,6 +289,11 @@ class StepTimings:
     forward_ns: int = 0
     sample_ns: int = 0
     idle_ns: int = 0
+    prepare_ns: int = 0
+    queue_ns: int = 0
+    busy_ns: int = 0
+    answered_ns: int = 0
+    """When the answer came, on this process's clock; of several steps the last one."""
 
     def __add__(self, other: StepTimings) -> StepTimings:
         return StepTimings(
@@ -272,6 +302,10 @@ class StepTimings:
             self.forward_ns + other.forward_ns,
             self.sample_ns + other.sample_ns,
             self.idle_ns + other.idle_ns,
+            self.prepare_ns + other.prepare_ns,
+            self.queue_ns + other.queue_ns,
+            self.busy_ns + other.busy_ns,
+            max(self.answered_ns, other.answered_ns),
         )
 
 
@@ -300,3 +334,5 @@ class SchedulerStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     """Drafts that were right."""
+    num_accepted_tokens_per_pos: Sequence[int]
+    """The same by their place among the drafts of a step, as far as any was right."""

@@ -89,6 +89,11 @@ class Scheduler:
         return len(self._live.running)
 
     @property
+    def num_prefilled_tokens(self) -> int:
+        """Prompt tokens of requests that have got their first token; grows forever."""
+        return self._live.num_prefilled_tokens
+
+    @property
     def num_waiting(self) -> int:
         return self._live.waiting.num_waiting
 
@@ -185,7 +190,7 @@ class Scheduler:
         """
         step, outputs = output.step, dict[int, EngineCoreOutputs]()
         drafts, errors = output.drafts, result.errors
-        self._report_first_scheduled(outputs, step)
+        self._report_moves(outputs, output)
         any_finished, has_logprobs = False, bool(result.logprobs or result.prompt_logprobs)
         for row, (request, draws, token_ids) in enumerate(
             zip(output.requests, output.draws, result.sampled_token_ids, strict=True)
@@ -211,6 +216,7 @@ class Scheduler:
                 # Without a token nothing would ever schedule it again.
                 finished = self._finish_row(request, stop, errors.get(row, _NO_TOKEN), step)
                 _outputs_for(outputs, request, step).finished.append(finished)
+        self._live.note_prefilled()
         if any_finished:
             self._live.drop_finished()
         self._live.suspects.clear_passed(output.requests)
@@ -288,7 +294,7 @@ class Scheduler:
         self._live.take_untold()
 
     def make_stats(self) -> SchedulerStats:
-        cache = self.kv_cache
+        cache, speculation = self.kv_cache, self._speculation.stats
         return SchedulerStats(
             num_requests_running=len(self._live.running),
             num_requests_waiting=self._live.waiting.num_waiting,
@@ -300,9 +306,10 @@ class Scheduler:
             num_preemptions=self._live.num_preemptions,
             prefix_cache_queries=cache.stats.num_queries,
             prefix_cache_hits=cache.stats.num_hits,
-            num_drafts=self._speculation.stats.num_drafts,
-            num_draft_tokens=self._speculation.stats.num_draft_tokens,
-            num_accepted_tokens=self._speculation.stats.num_accepted_tokens,
+            num_drafts=speculation.num_drafts,
+            num_draft_tokens=speculation.num_draft_tokens,
+            num_accepted_tokens=speculation.num_accepted_tokens,
+            num_accepted_tokens_per_pos=tuple(speculation.num_accepted_tokens_per_pos),
         )
 
     def check_integrity(self) -> None:
@@ -441,10 +448,19 @@ class Scheduler:
         stop = Stop(FinishReason.ERROR, error_reason=error.reason)
         return self._live.finish(request, stop, error.message)
 
-    def _report_first_scheduled(self, outputs: dict[int, EngineCoreOutputs], step: int) -> None:
+    def _report_moves(self, outputs: dict[int, EngineCoreOutputs], output: SchedulerOutput) -> None:
+        """Tell clients what became of requests besides their tokens, for who follows them."""
+        step = output.step
         for request in self._live.take_newly_scheduled():
             client = _outputs_for(outputs, request, step)
             client.scheduled.append(ScheduledRequest.of(request))
+        for request, num_tokens in output.prefills() if output.has_prefill else ():
+            if not request.ignores_outputs_of(step):
+                client = _outputs_for(outputs, request, step)
+                client.prefilled.append((request.request_id, num_tokens))
+        for request_id in output.preempted_req_ids:
+            if (preempted := self._live.by_id.get(request_id)) is not None:
+                _outputs_for(outputs, preempted, step).preempted.append(request_id)
 
 
 def _outputs_for(

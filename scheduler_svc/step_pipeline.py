@@ -73,12 +73,17 @@ class _StepInFlight:
     """There was work all the time since the step before."""
 
     def timings(self, result: ModelRunnerOutput) -> StepTimings:
+        answered_ns = time.perf_counter_ns()
         return StepTimings(
             schedule_ns=self.schedule_ns,
-            execute_ns=time.perf_counter_ns() - self.sent_ns,
+            execute_ns=answered_ns - self.sent_ns,
             forward_ns=result.forward_ns,
             sample_ns=result.sample_ns,
             idle_ns=result.idle_ns,
+            prepare_ns=result.prepare_ns,
+            queue_ns=result.queue_ns,
+            busy_ns=result.busy_ns,
+            answered_ns=answered_ns,
         )
 
 

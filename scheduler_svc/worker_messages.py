@@ -118,6 +118,9 @@ def decode_output(
         forward_ns=message.timings.forward_ns,
         sample_ns=message.timings.sample_ns,
         idle_ns=message.timings.idle_ns,
+        prepare_ns=message.timings.prepare_ns,
+        queue_ns=message.timings.queue_ns,
+        busy_ns=message.timings.busy_ns,
     )
 
 

@@ -9,6 +9,7 @@ another one and loses nothing. Knows nothing of how text is made.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -100,8 +101,10 @@ class DetokenizeStream:
                 f"frame {message.frame} came where {self._num_frames} was due", field="frame"
             )
         self._answered.clear()
-        answer = await self._session.take(frame_from_proto(message))
-        await self._write(answer_to_proto(message.frame, answer))
+        begin_ns = time.monotonic_ns()
+        answer = answer_to_proto(message.frame, await self._session.take(frame_from_proto(message)))
+        answer.service_ns = time.monotonic_ns() - begin_ns
+        await self._write(answer)
         # What the peer sent during a long frame has not been read yet.
         self._watchdog.beat()
         self._answered.set()

@@ -6,6 +6,7 @@ The engine comes when the tokenizer is loaded; until then calls get UNAVAILABLE.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -39,26 +40,34 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def Encode(
         self, request: tokenizer_pb2.EncodeRequest, context: Context
     ) -> tokenizer_pb2.EncodeResponse:
-        engine = self._engine()
+        engine, begin_ns = self._engine(), time.monotonic_ns()
         if request.bad_word_variants:
-            return convert.rows_to_proto(await engine.encode_bad_words(request.texts))
-        add_special_tokens = convert.flag(request, "add_special_tokens", True)
-        return convert.rows_to_proto(await engine.encode(request.texts, add_special_tokens))
+            rows = await engine.encode_bad_words(request.texts)
+        else:
+            add_special_tokens = convert.flag(request, "add_special_tokens", True)
+            rows = await engine.encode(request.texts, add_special_tokens)
+        answer = convert.rows_to_proto(rows)
+        answer.service_ns = time.monotonic_ns() - begin_ns
+        return answer
 
     async def RenderChat(
         self, request: tokenizer_pb2.RenderChatRequest, context: Context
     ) -> tokenizer_pb2.RenderChatResponse:
+        begin_ns = time.monotonic_ns()
         chat = convert.chat_from_proto(request)
-        return convert.rendered_to_proto(await self._engine().render_chat(chat, request.ByteSize()))
+        rendered = await self._engine().render_chat(chat, request.ByteSize())
+        answer = convert.rendered_to_proto(rendered)
+        answer.service_ns = time.monotonic_ns() - begin_ns
+        return answer
 
     async def Decode(
         self, request: tokenizer_pb2.DecodeRequest, context: Context
     ) -> tokenizer_pb2.DecodeResponse:
+        begin_ns = time.monotonic_ns()
         rows = [row.ids for row in request.rows]
         skip_special_tokens = convert.flag(request, "skip_special_tokens", True)
-        return tokenizer_pb2.DecodeResponse(
-            texts=await self._engine().decode(rows, skip_special_tokens)
-        )
+        texts = await self._engine().decode(rows, skip_special_tokens)
+        return tokenizer_pb2.DecodeResponse(texts=texts, service_ns=time.monotonic_ns() - begin_ns)
 
     # The writing form of a stream handler, which the stubs' types don't know.
     async def Detokenize(  # type: ignore[override]
@@ -66,7 +75,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         request_iterator: AsyncIterator[tokenizer_pb2.DetokenizeRequest],
         context: Context,
     ) -> None:
-        session = DetokenizeSession(self._engine().model)
+        engine = self._engine()
+        session = DetokenizeSession(engine.model, engine.counters)
         await DetokenizeStream(session, context, self.draining).serve()
 
     async def GetVocabulary(

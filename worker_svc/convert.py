@@ -7,6 +7,7 @@ come from a scheduler of ours, but a damaged one must give an error, never a wro
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
+from pathlib import Path
 
 import numpy as np
 
@@ -41,6 +42,13 @@ from worker_svc.execute_session import (
 from worker_svc.grammar_masks import INVALID_MASKS, GrammarMasks
 from worker_svc.lease import Lease
 from worker_svc.model_load import LoadedModel, LoadProgress
+from worker_svc.profiling import (
+    DEFAULT_NAME,
+    MAX_SECONDS,
+    MAX_STEPS,
+    ProfileCall,
+    ProfileResult,
+)
 from worker_svc.step import LogprobColumns, ModelRunnerOutput, NewRequest, SchedulerOutput
 from worker_svc.step_executor import StepDone, StepFailure
 
@@ -115,6 +123,40 @@ def kv_cache_call(request: worker_pb2.AllocateKvCacheRequest) -> KvCacheCall:
     )
 
 
+def profile_call(request: worker_pb2.StartProfileRequest) -> ProfileCall:
+    return ProfileCall(
+        name=request.name or DEFAULT_NAME,
+        max_steps=request.max_steps or MAX_STEPS,
+        max_seconds=request.max_seconds or MAX_SECONDS,
+    )
+
+
+def start_profile_response(call: ProfileCall, path: Path) -> worker_pb2.StartProfileResponse:
+    return worker_pb2.StartProfileResponse(
+        path=str(path), max_steps=call.max_steps, max_seconds=call.max_seconds
+    )
+
+
+def stop_profile_response(result: ProfileResult) -> worker_pb2.StopProfileResponse:
+    operators = [
+        worker_pb2.OperatorTime(
+            name=operator.name,
+            calls=operator.calls,
+            self_cpu_ns=operator.self_cpu_ns,
+            self_device_ns=operator.self_device_ns,
+        )
+        for operator in result.times.operators
+    ]
+    return worker_pb2.StopProfileResponse(
+        path=str(result.path),
+        num_steps=result.num_steps,
+        duration_ns=result.duration_ns,
+        operators=operators,
+        total_self_cpu_ns=result.times.total_self_cpu_ns,
+        total_self_device_ns=result.times.total_self_device_ns,
+    )
+
+
 def status_response(status: WorkerStatus) -> worker_pb2.GetStatusResponse:
     return worker_pb2.GetStatusResponse(
         worker_epoch=status.worker_epoch,
@@ -143,8 +185,7 @@ def execute_response(number: int, answer: Answer) -> worker_pb2.ExecuteResponse:
     if isinstance(answer, Accepted):
         accepted = worker_pb2.ExecuteAccepted(worker_epoch=answer.worker_epoch)
         return worker_pb2.ExecuteResponse(frame=number, accepted=accepted)
-    heartbeat = common_pb2.Heartbeat(sequence=answer.sequence)
-    return worker_pb2.ExecuteResponse(frame=number, heartbeat=heartbeat)
+    return worker_pb2.ExecuteResponse(frame=number, heartbeat=answer.heartbeat)
 
 
 def _payload(request: worker_pb2.ExecuteRequest) -> Payload:
@@ -154,7 +195,7 @@ def _payload(request: worker_pb2.ExecuteRequest) -> Payload:
     if kind == "open":
         return OpenFrame(request.open.group_generation)
     if kind == "heartbeat":
-        return HeartbeatFrame()
+        return HeartbeatFrame(request.heartbeat)
     if kind == "close":
         return CloseFrame()
     if kind == "masks":
@@ -237,6 +278,8 @@ def _output(done: StepDone) -> worker_pb2.ModelRunnerOutput:
             prepare_ns=timings.prepare_ns,
             forward_ns=timings.forward_ns,
             sample_ns=timings.sample_ns,
+            queue_ns=done.queue_ns,
+            busy_ns=done.busy_ns,
         ),
     )
     if output.logprobs is not None:

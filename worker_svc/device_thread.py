@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pagewire.kit.busy_meter import BusyMeter
 from pagewire.kit.errors import ServiceUnavailableError
 
 T = TypeVar("T")
@@ -37,10 +38,14 @@ class DeviceThread:
 
     Attributes:
         idle_ns: Read on this thread by the work that runs: how long nothing was queued before it.
+        queue_ns: Likewise: how long it was queued itself.
+        busy: How long it has worked.
     """
 
     def __init__(self, name: str = "device", max_queued: int = DEFAULT_MAX_QUEUED) -> None:
         self.idle_ns = 0
+        self.queue_ns = 0
+        self.busy = BusyMeter(num_threads=1)
         self._max_queued = max_queued
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -48,6 +53,11 @@ class DeviceThread:
         self._last_done_ns = time.monotonic_ns()
         # A daemon: work that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def num_queued(self) -> int:
+        """Pieces of work that have not begun."""
+        return len(self._jobs)
 
     def start(self) -> None:
         self._thread.start()
@@ -93,10 +103,12 @@ class DeviceThread:
     def _run(self) -> None:
         while (job := self._next_job()) is not None:
             self.idle_ns = max(0, job.queued_ns - self._last_done_ns)
+            self.queue_ns = time.monotonic_ns() - job.queued_ns
             result: Any = None
             failure: BaseException | None = None
             try:
-                result = job.function()
+                with self.busy.working():
+                    result = job.function()
             except BaseException as error:  # it belongs to whoever awaits the future
                 failure = error
             self._last_done_ns = time.monotonic_ns()

@@ -12,12 +12,20 @@ step that was sent before its sender knew of the failure fails by itself.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from pagewire.kit.errors import PagewireError
 from pagewire.kit.logs import get_logger
-from worker_svc.grammar_masks import GrammarMasks, MaskSource, check_masks, no_masks
+from worker_svc.grammar_masks import (
+    MASKS_MISSING,
+    GrammarMasks,
+    MaskSource,
+    check_masks,
+    no_masks,
+)
 from worker_svc.step import ModelRunnerOutput, NewRequest, Runner, SchedulerOutput
 
 log = get_logger("worker_svc.step_executor")
@@ -28,10 +36,15 @@ STEP_RAISED = "STEP_RAISED"
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """What a step gave, and how long the device had nothing to do before it."""
+    """What a step gave, and where its time went besides, in nanoseconds."""
 
     output: ModelRunnerOutput
     idle_ns: int
+    """The device had nothing to do before it."""
+    queue_ns: int = 0
+    """It waited behind the steps before."""
+    busy_ns: int = 0
+    """From its begin to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +91,28 @@ class _InvalidStepError(Exception):
 class StepExecutor:
     """Executes the steps of one Execute stream."""
 
-    def __init__(self, runner: Runner, limits: StepLimits, idle_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        limits: StepLimits,
+        idle_ns: Callable[[], int],
+        queue_ns: Callable[[], int] = lambda: 0,
+        around: Callable[[SchedulerOutput], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Begin a stream.
+
+        Args:
+            runner: Computes.
+            limits: Steps stay within them.
+            idle_ns: While a step runs: how long the device had nothing to do before it.
+            queue_ns: Likewise: how long the step waited.
+            around: What the runner's part of a step runs in.
+        """
         self._runner = runner
         self._limits = limits
         self._idle_ns = idle_ns
+        self._queue_ns = queue_ns
+        self._around = around
         self._known: dict[int, _Known] = {}
 
     @property
@@ -92,22 +123,26 @@ class StepExecutor:
         self, step: SchedulerOutput, masks: MaskSource = no_masks
     ) -> StepDone | StepFailure:
         """Run a step; never raises for what the step, its masks or the runner do."""
-        idle_ns = self._idle_ns()
+        begin_ns, idle_ns, queue_ns = time.monotonic_ns(), self._idle_ns(), self._queue_ns()
         try:
             self._apply(step)
-            output = self._runner.execute(step, lambda: self._checked(step, masks()))
+            with self._around(step):
+                output = self._runner.execute(step, lambda: self._checked(step, masks()))
             self._note_output(step, output)
         except _InvalidStepError as error:
             return self.reject(step, INVALID_STEP, str(error))
         except PagewireError as error:
-            log.warning("step_failed", step=step.step, reason=error.reason, exc_info=True)
+            # Masks that do not come are a stream that ends: nothing went wrong here.
+            is_told = error.reason == MASKS_MISSING
+            tell = {"problem": error.message} if is_told else {"exc_info": True}
+            log.warning("step_failed", step=step.step, reason=error.reason, **tell)
             return self.reject(step, error.reason, error.message)
         except Exception:
             error_id = secrets.token_hex(8)
             log.exception("step_raised", step=step.step, error_id=error_id)
             message = f"the step raised an error; the worker's log has more under id {error_id}"
             return self.reject(step, STEP_RAISED, message)
-        return StepDone(output, idle_ns)
+        return StepDone(output, idle_ns, queue_ns, time.monotonic_ns() - begin_ns)
 
     def reject(self, step: SchedulerOutput, reason: str, message: str) -> StepFailure:
         """Fail a step without running it: forget every request that it names."""

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from pagewire.kit.errors import (
     FailedPreconditionError,
@@ -36,7 +37,10 @@ from worker_svc.execution import Execution
 from worker_svc.group_member import GroupMember, MembershipFactory, exit_stuck
 from worker_svc.lease import Lease, LeaseManager
 from worker_svc.memory import REASON, check_available, check_fits
+from worker_svc.metrics import StepCounters
 from worker_svc.model_load import LoadedModel, LoadProgress, ModelLoad
+from worker_svc.profile_run import WorkerProfiles
+from worker_svc.profiling import ProfileCall, ProfilerFactory, ProfileResult, make_profiler
 from worker_svc.runners import RunnerFactory, describe_runner
 from worker_svc.sleep import WorkerSleep, check_tags
 from worker_svc.step_executor import StepExecutor, StepLimits
@@ -59,12 +63,29 @@ class Worker:
         host: str = "127.0.0.1",
         make_membership: MembershipFactory = make_membership,
         exit_stuck: Callable[[], object] = exit_stuck,
+        num_replicas_here: int = 1,
+        profiler_dir: Path | None = None,
+        make_profiler: ProfilerFactory = make_profiler,
     ) -> None:
-        """Prepare; see `GroupMember` for the last three."""
+        """Prepare.
+
+        Args:
+            make_runner: Of a worker that is the only rank.
+            lease_timeout_s: Silence after which the lease ends.
+            clock: Seconds, monotonic.
+            host: See `GroupMember`, as for the next two.
+            make_membership: As above.
+            exit_stuck: As above.
+            num_replicas_here: Those that share this machine's memory, ours among them.
+            profiler_dir: See `WorkerProfiles`, as for the next one.
+            make_profiler: As above.
+        """
         self.epoch = secrets.randbits(63) + 1
         self.lease_timeout_s = lease_timeout_s
         self.device = DeviceThread()
+        self.counters = StepCounters()
         self._make_runner = make_runner
+        self._num_replicas_here = num_replicas_here
         self._leases = LeaseManager(lease_timeout_s, clock)
         self._tasks = TaskOwner()
         self._load: ModelLoad | None = None
@@ -72,6 +93,7 @@ class Worker:
         self._limits: StepLimits | None = None
         self._kv_cache: KvCacheCall | None = None
         self._sleep = WorkerSleep(self.device)
+        self._profiles = WorkerProfiles(self.device, self._tasks, profiler_dir, make_profiler)
         self._group_generation = 0
         self._group = GroupMember(self.device, host, make_membership, exit_stuck)
         self._execution: Execution | None = None
@@ -167,8 +189,15 @@ class Worker:
         if group_generation != self._group_generation:
             message = f"the group's generation is {self._group_generation}, not {group_generation}"
             raise FailedPreconditionError(message, reason="WRONG_GENERATION")
-        executor = StepExecutor(self._model.runner, self._limits, lambda: self.device.idle_ns)
-        execution = Execution(lease, executor, self.device)
+        device = self.device
+        executor = StepExecutor(
+            self._model.runner,
+            self._limits,
+            lambda: device.idle_ns,
+            lambda: device.queue_ns,
+            self._profiles.step,
+        )
+        execution = Execution(lease, executor, self.device, counters=self.counters)
         with self._leases.in_use(lease):
             self._execution = execution
             log.info("execute_opened", scheduler_id=lease.scheduler_id)
@@ -192,6 +221,7 @@ class Worker:
             if execution is not None and not execution.is_idle:
                 message = "the worker has requests: finish or preempt them first"
                 raise FailedPreconditionError(message, reason="NOT_IDLE")
+            await self._profiles.interrupt()
             await self._sleep.fall_asleep(model, level)
 
     async def wake_up(self, lease: Lease, tags: Collection[str]) -> bool:
@@ -218,6 +248,7 @@ class Worker:
         """
         model = self._require_unheld()
         if model is not None:
+            await self._profiles.interrupt()
             await self._sleep.fall_asleep(model, level)
 
     async def wake_up_unheld(self, tags: Collection[str]) -> None:
@@ -231,6 +262,27 @@ class Worker:
         model = self._require_unheld()
         if model is not None:
             await self._sleep.wake_weights(model)
+
+    async def start_profile(self, call: ProfileCall) -> Path:
+        """Profile the steps that follow; Initialize and Sleep end it before its limits do.
+
+        Returns:
+            Where the trace is going to be.
+
+        Raises:
+            PagewireError: No model is awake, or see `WorkerProfiles.start`.
+        """
+        self._check_running()
+        if self._model is None or self._load is not None or self._sleep.is_sleeping:
+            message = "the worker has no model to profile yet: wait until its scheduler is ready"
+            raise FailedPreconditionError(message, reason="WRONG_ORDER")
+        device = self._model.config.device.device
+        kind = device if device == "sim" else self._model.info.device
+        return await self._profiles.start(call, kind, self._group.layout.rank)
+
+    async def profile_result(self, *, wait: bool) -> ProfileResult:
+        """The outcome of a profile; see `WorkerProfiles.result`."""
+        return await self._profiles.result(wait=wait)
 
     def status(self) -> WorkerStatus:
         holder = self._leases.holder
@@ -250,6 +302,7 @@ class Worker:
             self._load.cancel()
         if self._execution is not None:
             await self._execution.stop_and_wait(timeout_s)
+        await self._profiles.close(timeout_s)
         if not await self.device.close(timeout_s):
             log.warning("device_still_busy", waited_s=timeout_s)
         await self._tasks.close()
@@ -296,6 +349,7 @@ class Worker:
 
     async def _ensure_model(self, call: InitializeCall) -> AsyncIterator[LoadProgress]:
         """Have the model of the call loaded and without requests; joins a load of the same one."""
+        await self._profiles.interrupt()  # a load measures itself with the same profiler
         if self._load is not None and self._load.digest != call.model_digest:
             async for progress in _ignoring_failure(self._load):
                 yield progress
@@ -344,8 +398,10 @@ class Worker:
         if model is None:
             raise ServiceUnavailableError("the load was ended", reason="LOAD_CANCELLED")
         available_bytes = await self.device.run(model.runner.available_kv_bytes)
-        check_available(available_bytes, model.bytes_per_block)
         description = describe_runner(model.config, model.info)
+        if description.needs_memory and model.config.cache.kv_cache_memory_bytes is None:
+            available_bytes //= self._num_replicas_here  # each has seen the same free memory
+        check_available(available_bytes, model.bytes_per_block)
         return InitializeResult(lease, model, description, available_bytes, self.epoch, reused)
 
     def _end_execution(self, execution: Execution) -> None:

@@ -1,0 +1,64 @@
+"""Begins the trace of each call, and at its end keeps it and logs one line about it.
+
+Front doors run their calls inside `call`. Only calls that generate are kept and logged. A line
+never has a prompt or an output in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gateway.trace.config import NO_TRACES, TraceConfig
+from gateway.trace.report import facts as about
+from gateway.trace.report import part_totals, summary
+from gateway.trace.request_trace import RequestTrace, bound
+from gateway.trace.store import TraceStore
+from pagewire.kit import context
+from pagewire.kit.logs import get_logger
+
+log = get_logger("gateway.request")
+
+
+class TraceRecorder:
+    """Used from one event loop."""
+
+    def __init__(self, config: TraceConfig = NO_TRACES) -> None:
+        self.store = TraceStore(config)
+        self._readers = frozenset(config.trace_readers)
+
+    @contextmanager
+    def call(self) -> Iterator[RequestTrace]:
+        """Follow the call whose ids are bound; `end` comes inside, at its end."""
+        trace = RequestTrace(context.request_id() or "", with_outputs=self.store.is_on)
+        with bound(trace):
+            yield trace
+
+    def end(self, trace: RequestTrace, route: str, status: int | str) -> None:
+        """Keep and log a call that has ended.
+
+        Args:
+            trace: As `call` gave it.
+            route: Of the HTTP API, or the method's name.
+            status: The HTTP status, or the name of the gRPC code.
+        """
+        if not trace.is_generation:
+            return
+        trace.close()
+        trace.client = context.client() or ""
+        trace.facts = {"route": route, "status": status, **trace.facts}
+        self.store.add(trace)
+        facts = summary(trace)
+        parts = part_totals(trace) if trace.follows_outputs else {}
+        log.info(
+            "request",
+            **about(trace),
+            e2e_s=facts["duration_s"],
+            time_to_first_token_s=facts["time_to_first_token_s"],
+            parts_ms={name: round(ns / 1e6, 3) for name, ns in parts.items()},
+        )
+
+    def may_read(self, client: str) -> bool:
+        """Whether the client at hand may read that client's traces."""
+        reader = context.client() or ""
+        return reader in (client, *self._readers)
