@@ -1121,16 +1121,23 @@ class StartProfileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the trace."""
+    """First part of the trace's file name: letters, digits, ".", "_" and "-". Empty: profile."""
+    max_steps: _builtins.int
+    """It ends after so many steps, and after so many seconds. 0: the most, 1000 and 300."""
+    max_seconds: _builtins.int
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        max_steps: _builtins.int = ...,
+        max_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_seconds", b"max_seconds", "max_steps", b"max_steps", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1140,12 +1147,24 @@ Global___StartProfileRequest: _TypeAlias = StartProfileRequest  # noqa: Y015
 class StartProfileResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PATH_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_SECONDS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Where the worker is going to write the trace."""
+    max_steps: _builtins.int
+    """The limits that hold."""
+    max_seconds: _builtins.int
     def __init__(
         self,
+        *,
+        path: _builtins.str = ...,
+        max_steps: _builtins.int = ...,
+        max_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_seconds", b"max_seconds", "max_steps", b"max_steps", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1155,12 +1174,17 @@ Global___StartProfileResponse: _TypeAlias = StartProfileResponse  # noqa: Y015
 class StopProfileRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WAIT_FIELD_NUMBER: _builtins.int
+    wait: _builtins.bool
+    """Wait until it ends by its limits, rather than end it now."""
     def __init__(
         self,
+        *,
+        wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1171,17 +1195,69 @@ class StopProfileResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    OPERATORS_FIELD_NUMBER: _builtins.int
+    TOTAL_SELF_CPU_NS_FIELD_NUMBER: _builtins.int
+    TOTAL_SELF_DEVICE_NS_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Where the worker wrote the trace."""
+    num_steps: _builtins.int
+    duration_ns: _builtins.int
+    """From its begin to its end."""
+    total_self_cpu_ns: _builtins.int
+    """Of all operators, also those that are not listed."""
+    total_self_device_ns: _builtins.int
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorTime]:
+        """The costliest ones, at most 100, by falling time."""
+
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
+        num_steps: _builtins.int = ...,
+        duration_ns: _builtins.int = ...,
+        operators: _abc.Iterable[Global___OperatorTime] | None = ...,
+        total_self_cpu_ns: _builtins.int = ...,
+        total_self_device_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ns", b"duration_ns", "num_steps", b"num_steps", "operators", b"operators", "path", b"path", "total_self_cpu_ns", b"total_self_cpu_ns", "total_self_device_ns", b"total_self_device_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StopProfileResponse: _TypeAlias = StopProfileResponse  # noqa: Y015
+
+@_typing.final
+class OperatorTime(_message.Message):
+    """What one operator took, without those that it called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    SELF_CPU_NS_FIELD_NUMBER: _builtins.int
+    SELF_DEVICE_NS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    calls: _builtins.int
+    self_cpu_ns: _builtins.int
+    """On the device's thread."""
+    self_device_ns: _builtins.int
+    """On the device; 0 where that is a CPU."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        self_cpu_ns: _builtins.int = ...,
+        self_device_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "name", b"name", "self_cpu_ns", b"self_cpu_ns", "self_device_ns", b"self_device_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorTime: _TypeAlias = OperatorTime  # noqa: Y015

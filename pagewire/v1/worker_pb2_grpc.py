@@ -465,14 +465,15 @@ class WorkerAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartProfile(self, request, context):
-        """Starts a profile. Not served yet: UNIMPLEMENTED.
+        """Records what the device's thread does from the next step on; one profile at a time, and it ends by itself. Without
+        --profiler-dir, without a model, or while one runs: FAILED_PRECONDITION. The simulated worker: UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopProfile(self, request, context):
-        """Ends a profile. Not served yet: UNIMPLEMENTED.
+        """Ends the profile, or waits for its end, and says what it found; of the last one, if none runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

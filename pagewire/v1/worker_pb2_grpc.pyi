@@ -176,9 +176,11 @@ class WorkerAdminServiceStub:
     WakeUp: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WorkerAdminServiceWakeUpRequest, _worker_pb2.WorkerAdminServiceWakeUpResponse]
     """Ends a sleep of a worker that no scheduler holds: loads its weights."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
-    """Starts a profile. Not served yet: UNIMPLEMENTED."""
+    """Records what the device's thread does from the next step on; one profile at a time, and it ends by itself. Without
+    --profiler-dir, without a model, or while one runs: FAILED_PRECONDITION. The simulated worker: UNIMPLEMENTED.
+    """
     StopProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]
-    """Ends a profile. Not served yet: UNIMPLEMENTED."""
+    """Ends the profile, or waits for its end, and says what it found; of the last one, if none runs."""
 
 @_typing.type_check_only
 class WorkerAdminServiceAsyncStub(WorkerAdminServiceStub):
@@ -192,9 +194,11 @@ class WorkerAdminServiceAsyncStub(WorkerAdminServiceStub):
     WakeUp: _aio.UnaryUnaryMultiCallable[_worker_pb2.WorkerAdminServiceWakeUpRequest, _worker_pb2.WorkerAdminServiceWakeUpResponse]  # type: ignore[assignment]
     """Ends a sleep of a worker that no scheduler holds: loads its weights."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
-    """Starts a profile. Not served yet: UNIMPLEMENTED."""
+    """Records what the device's thread does from the next step on; one profile at a time, and it ends by itself. Without
+    --profiler-dir, without a model, or while one runs: FAILED_PRECONDITION. The simulated worker: UNIMPLEMENTED.
+    """
     StopProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]  # type: ignore[assignment]
-    """Ends a profile. Not served yet: UNIMPLEMENTED."""
+    """Ends the profile, or waits for its end, and says what it found; of the last one, if none runs."""
 
 class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Administration of one worker, on its admin port."""
@@ -223,7 +227,9 @@ class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StartProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.StartProfileResponse, _abc.Awaitable[_worker_pb2.StartProfileResponse]]:
-        """Starts a profile. Not served yet: UNIMPLEMENTED."""
+        """Records what the device's thread does from the next step on; one profile at a time, and it ends by itself. Without
+        --profiler-dir, without a model, or while one runs: FAILED_PRECONDITION. The simulated worker: UNIMPLEMENTED.
+        """
 
     @_abc_1.abstractmethod
     def StopProfile(
@@ -231,6 +237,6 @@ class WorkerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StopProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.StopProfileResponse, _abc.Awaitable[_worker_pb2.StopProfileResponse]]:
-        """Ends a profile. Not served yet: UNIMPLEMENTED."""
+        """Ends the profile, or waits for its end, and says what it found; of the last one, if none runs."""
 
 def add_WorkerAdminServiceServicer_to_server(servicer: WorkerAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
