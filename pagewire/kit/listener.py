@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,12 +12,10 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pagewire.kit.config import ConfigError
-from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.health import SERVICE_NAME as HEALTH_SERVICE_NAME
 from pagewire.kit.health import HealthServicer
 from pagewire.kit.logs import get_logger
-from pagewire.kit.port_security import PortSecurity, QuietPeriod, is_reachable_from_outside
+from pagewire.kit.port_security import PortSecurity, is_reachable_from_outside
 from pagewire.kit.sockets import (
     SOCKET_FILES,
     cannot_listen,
@@ -29,14 +24,9 @@ from pagewire.kit.sockets import (
     with_port,
 )
 from pagewire.kit.steady_server import make_server
-from pagewire.kit.tasks import cancel_and_wait
 
 Registrar = Callable[[grpc.aio.Server], None]
 
-# Of servers that have stopped accepting, whose calls may be running.
-_MAX_ENDED = 64
-_ENDED_GRACE_S = 3600.0
-_RETRY_S = 0.1
 # By default a connection that says nothing is kept for two minutes.
 _HANDSHAKE_TIMEOUT_MS = 20_000
 
@@ -61,10 +51,6 @@ class Listener:
         self._interceptors = interceptors
         self._options = options
         self._server: grpc.aio.Server | None = None
-        # Their running calls go on, and they live as long as those may.
-        self._ended: deque[grpc.aio.Server] = deque(maxlen=_MAX_ENDED)
-        self._replacing: asyncio.Task[None] | None = None
-        self._quiet = QuietPeriod()
 
     async def start(self, health: HealthServicer) -> None:
         """Bind and serve.
@@ -75,9 +61,7 @@ class Listener:
         """
         if self._path is not None:
             SOCKET_FILES.prepare(self._path)
-        server = make_server(
-            self._interceptors, self._options, lambda: self._on_ended(server, health)
-        )
+        server = make_server(self._interceptors, self._options)
         collected = _Collected(server)
         for register in self._register:
             register(cast(grpc.aio.Server, collected))
@@ -91,36 +75,10 @@ class Listener:
     async def stop(self, grace_s: float) -> None:
         """Stop; idempotent."""
         server, self._server = self._server, None
-        if self._replacing is not None:
-            await cancel_and_wait(self._replacing)
         if server is not None:
-            try:
-                await server.stop(grace_s)
-            except Exception:  # what ended its accept loop just now, or in the midst of its start
-                await server.stop(grace_s)
+            await server.stop(grace_s)
             if self._path is not None:
                 SOCKET_FILES.remove(self._path)
-
-    def _on_ended(self, server: grpc.aio.Server, health: HealthServicer) -> None:
-        if self._server is not server:
-            return
-        if (num_before := self._quiet.enter()) is not None:
-            log.error("accepting_ended", address=self.address, more_before=num_before)
-        self._replacing = asyncio.create_task(self._replace(server, health), name="listener")
-
-    async def _replace(self, ended: grpc.aio.Server, health: HealthServicer) -> None:
-        """Listen with another server at the same address, however long it takes to have it."""
-        self._ended.append(ended)
-        # It raises at once what has ended it, when it has let go of the address. Not asked again:
-        # a second time it would wait for its running calls.
-        with contextlib.suppress(Exception):
-            await ended.stop(_ENDED_GRACE_S)
-        while self._server is ended:
-            try:
-                await self.start(health)
-            except (FailedPreconditionError, ConfigError, OSError) as error:
-                log.debug("cannot_listen_again", reason=str(error))
-                await asyncio.sleep(_RETRY_S)
 
     def _bind(self, server: grpc.aio.Server) -> None:
         if self._path is None:
@@ -154,7 +112,7 @@ class _Collected:
         self.service_names: list[str] = []
 
     def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(handlers)
+        """Generated code gives each method twice; a server of ours asks for the registered ones."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         self.service_names.append(service)

@@ -1,67 +1,63 @@
-"""A grpc.aio server that says when it has stopped accepting, and leaves the running calls alone.
+"""A grpc.aio server that a call of any path leaves as it was.
 
-The accept loop of grpc.aio (1.81 to 1.85 at least) ends by an exception when a call's path is no
-UTF-8, which anybody may send, and its own handler of that cancels every call. This replaces the
-handler, and keeps alive what the core still writes to; `pagewire.kit.listener` puts another server
-in the place of the ended one.
+The accept loop of grpc.aio (1.85) ends by an exception when a call's path is no UTF-8, which
+anybody may send, and every call on the server ends with it. It reads only paths of calls to methods
+that nobody registered. Here that loop never sees these: they are answered beside it, unread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+# In place of a path, in gRPC's own logs.
+_UNREAD = "unregistered method"
+
 
 class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
-    on_ended: Callable[[], None] | None = None
-
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
-        """Called for each call that the core may accept.
+        """Called for each call that the core may accept; None: to a method nobody registered.
 
-        An ended loop cancels these. The state of a call would be freed with its task, and the core
-        writes to it when the server is stopped, or when a call comes before that.
+        What is returned for those ends as gRPC's own does when the server stops, and never before.
         """
-        task: asyncio.Task[Any] = super()._make_request_call_future(method)
-        task.add_done_callback(_hear_out)
-        return asyncio.shield(task)
+        if method is None:
+            return asyncio.create_task(self._refuse_unregistered(), name="unregistered calls")
+        future: asyncio.Future[Any] = super()._make_request_call_future(method)
+        return future
 
-    def _serving_task_crash_handler(self, task: asyncio.Task[None]) -> None:
-        """Called by the accept loop's task when it is done, as it is at every stop."""
-        if task.cancelled() or task.exception() is None:
-            return
-        if self.on_ended is not None:
-            self.on_ended()
-
-
-def _hear_out(task: asyncio.Task[Any]) -> None:
-    """Take the task's exception, which else is logged when nobody has waited for it."""
-    if not task.cancelled():
-        task.exception()
+    async def _refuse_unregistered(self) -> None:
+        loop = asyncio.get_running_loop()
+        nothing = cygrpc._MethodResolver([], {})
+        refusing: set[asyncio.Task[None]] = set()
+        while True:
+            state = await self._request_call()
+            # The same steps as in the accept loop, which finds no method of any name here.
+            handling = cygrpc._handle_rpc(_UNREAD, nothing, (), state, loop, False)
+            call = cygrpc._schedule_rpc_coro(handling, state, loop, _UNREAD)
+            task = asyncio.create_task(call, name="unregistered call")
+            refusing.add(task)
+            task.add_done_callback(refusing.discard)
 
 
 def make_server(
-    interceptors: Sequence[grpc.aio.ServerInterceptor],
-    options: Sequence[tuple[str, int]],
-    on_ended: Callable[[], None],
+    interceptors: Sequence[grpc.aio.ServerInterceptor], options: Sequence[tuple[str, int]]
 ) -> grpc.aio.Server:
-    """Return a server like `grpc.aio.server`.
+    """Return a server like `grpc.aio.server`, which serves registered methods alone.
+
+    Calls of others are UNIMPLEMENTED, without an interceptor being asked.
 
     Args:
         interceptors: Outermost first.
         options: Channel arguments.
-        on_ended: Called on the event loop if it stops accepting though nobody stopped it.
     """
     original = cygrpc.AioServer
     # grpc.aio has no place for another class, and looks this one up when it builds a server.
     cygrpc.AioServer = _AioServer
     try:
-        server = grpc.aio.server(interceptors=list(interceptors), options=list(options))
+        return grpc.aio.server(interceptors=list(interceptors), options=list(options))
     finally:
         cygrpc.AioServer = original
-    core: Any = server._server  # type: ignore[attr-defined]
-    core.on_ended = on_ended
-    return server

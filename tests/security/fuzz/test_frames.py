@@ -8,10 +8,9 @@ import random
 import struct
 from pathlib import Path
 
+import grpc
 import pytest
 
-from pagewire.kit import listener
-from pagewire.kit.sockets import cannot_listen
 from tests.pagewire.kit.echo_service import SERVICE, handler_of, start_echo
 from tests.security.fuzz.messages import damaged
 from tests.security.fuzz.test_rpc import ROUNDS, SEED
@@ -50,19 +49,21 @@ def _text(text: bytes) -> bytes:
     return bytes([*length, rest]) + text
 
 
-def message(length: int, content: bytes, compressed: int = 0) -> bytes:
+def message(length: int, content: bytes, compressed: int = 0, stream: int = 1) -> bytes:
     """A message of gRPC in a frame that ends the stream."""
-    return frame(DATA, END_STREAM, 1, bytes([compressed]) + struct.pack(">I", length) + content)
+    payload = bytes([compressed]) + struct.pack(">I", length) + content
+    return frame(DATA, END_STREAM, stream, payload)
+
+
+def call(stream: int, path: bytes = f"/{SERVICE}/unary_unary".encode()) -> bytes:
+    """A whole call on a connection that is open."""
+    opening = frame(HEADERS, END_HEADERS, stream, headers(path))
+    return opening + message(1, b"x", stream=stream)
 
 
 OPEN = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, headers())
 GOOD = OPEN + message(1, b"x")
-NO_TEXT = (
-    PREFACE
-    + frame(SETTINGS, 0, 0)
-    + frame(HEADERS, END_HEADERS, 1, headers(b"/\xfa/x"))
-    + message(1, b"x")
-)
+NO_TEXT = b"/\xfa/x"
 HOSTILE = {
     "a message of 4 GiB": OPEN + message(2**32 - 1, b"x" * 1000),
     "a message that is said to be longer": OPEN + message(100, b"x"),
@@ -137,15 +138,25 @@ async def test_a_message_over_the_limit_is_refused_before_it_has_come(size: int)
         assert await end_of(echo.server.address, OPEN + message(size, b"x" * 1000)) is not None
 
 
-async def until_answered(target: str) -> None:
-    """Ask until the server answers; it may be another one that is just coming."""
-    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-        while True:
-            with contextlib.suppress(OSError):  # a socket's file may not be there yet
-                if await end_of(target, GOOD) == "answer":
-                    return
-            # A file that is not there yet fails at once, and the server runs on this loop.
-            await asyncio.sleep(0)
+async def endings(target: str, sent: bytes, num_streams: int) -> dict[int, str]:
+    """Send the bytes and say how streams end, until so many have."""
+    reader, writer = await connect(target)
+    ended: dict[int, str] = {}
+    try:
+        writer.write(sent)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while len(ended) < num_streams:
+                head = await reader.readexactly(9)
+                payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
+                assert kind != GOAWAY, payload
+                if kind == RST_STREAM:
+                    ended.setdefault(stream, "reset")
+                elif kind in (HEADERS, DATA) and flags & END_STREAM:
+                    ended[stream] = "answer"
+    finally:
+        writer.transport.abort()
+    return ended
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "unix"])
@@ -167,43 +178,49 @@ async def test_a_path_that_is_no_text_ends_no_call_and_no_server(
         running = asyncio.create_task(echo.answer("stream_unary"))
         await begun.wait()
         for _ in range(3):
-            # It ends with the server, so that the next one is another.
-            assert await end_of(echo.server.address, NO_TEXT) is not None
-            await until_answered(echo.server.address)
-        assert await echo.answer("unary_unary", wait_for_ready=True) == [b"well"]
+            opening = PREFACE + frame(SETTINGS, 0, 0)
+            assert await endings(echo.server.address, opening + call(1, NO_TEXT), 1)
+        assert await echo.answer("unary_unary") == [b"well"]
         go_on.set()
         assert await running == [b"whole"]
 
 
-async def test_running_calls_hold_up_no_second_try_to_listen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+async def test_calls_that_come_with_a_path_that_is_no_text_are_answered() -> None:
+    """All in one go, so that the server accepts them at the same time, the bad among the good."""
+    streams = range(1, 200, 2)
+    paths = {stream: NO_TEXT for stream in streams if stream % 3 == 0}
+    sent = b"".join(call(s, paths[s]) if s in paths else call(s) for s in streams)
+    async with start_echo(unary_unary=handler_of("unary_unary", answer)) as echo:
+        opening = PREFACE + frame(SETTINGS, 0, 0)
+        ended = await endings(echo.server.address, opening + sent, len(streams))
+    assert ended == dict.fromkeys(streams, "answer")
 
-    async def slow(_context: object) -> bytes:
-        begun.set()
-        await go_on.wait()
-        return b"whole"
 
-    def refuse(address: str) -> None:
-        monkeypatch.undo()
-        raise cannot_listen(address, "somebody has it for now")
+async def test_paths_that_are_no_text_leave_nothing_behind() -> None:
+    def named(name: str) -> list[asyncio.Task[object]]:
+        return [task for task in asyncio.all_tasks() if task.get_name() == name]
 
-    both = {"unary_unary": answer, "stream_unary": slow}
-    handlers = {kind: handler_of(kind, act) for kind, act in both.items()}
-    async with start_echo("127.0.0.1:0", **handlers) as echo:
-        running = asyncio.create_task(echo.answer("stream_unary"))
-        await begun.wait()
-        # They own what the core writes to until it says that nobody calls any more.
-        of_grpc = [t for t in asyncio.all_tasks() if "cython" in type(t.get_coro()).__module__]
-        assert len(of_grpc) > len(handlers)
-        monkeypatch.setattr(listener, "check_bindable", refuse)
-        assert await end_of(echo.server.address, NO_TEXT) is not None
-        await until_answered(echo.server.address)
-        assert listener.check_bindable is not refuse
-        assert not any(task.cancelled() for task in of_grpc)
-        go_on.set()
-        assert await running == [b"whole"]
+    async with start_echo(unary_unary=handler_of("unary_unary", answer)) as echo:
+        await echo.answer("unary_unary")
+        accepting = named("unregistered calls")
+        for _ in range(5):
+            sent = b"".join(call(stream, NO_TEXT) for stream in range(1, 200, 2))
+            await endings(echo.server.address, PREFACE + frame(SETTINGS, 0, 0) + sent, 100)
+        if refusing := named("unregistered call"):
+            # The core says a moment after the answer that it is through with a call.
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await asyncio.wait(refusing)
+        assert not named("unregistered call")
+        assert named("unregistered calls") == accepting != []
+
+
+async def test_a_method_that_nobody_registered_is_unimplemented_and_a_stop_ends_its_calls() -> None:
+    async with start_echo(unary_unary=handler_of("unary_unary", answer)) as echo:
+        for path in (f"/{SERVICE}/other", "/other/other", "/"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echo.channel.unary_unary(path)(b"x")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not any("unregistered" in task.get_name() for task in asyncio.all_tasks())
 
 
 async def test_no_frames_stop_the_server() -> None:
@@ -213,5 +230,5 @@ async def test_no_frames_stop_the_server() -> None:
         for content in frames:
             with contextlib.suppress(ConnectionError):
                 await send(echo.server.address, content)
-        await until_answered(echo.server.address)
-        assert await echo.answer("unary_unary", wait_for_ready=True) == [b"well"]
+        assert await end_of(echo.server.address, GOOD) == "answer"
+        assert await echo.answer("unary_unary") == [b"well"]
