@@ -14,6 +14,7 @@ from gateway.access.client_limits import ClientLimits
 from gateway.access.keys import KeyRing, parse_keys, read_key_file
 from gateway.message_config import MessageConfig
 from gateway.routing.policies import PolicyName
+from gateway.trace.config import TraceConfig
 from pagewire.kit.channels import check_target
 from pagewire.kit.config import ConfigError
 from pagewire.kit.pem import PemPaths
@@ -215,6 +216,7 @@ class GatewayConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)
     cors: CorsConfig = field(default_factory=CorsConfig)
     messages: MessageConfig = field(default_factory=MessageConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
     def __post_init__(self) -> None:
         for name in ("http_port", "grpc_port"):
@@ -225,6 +227,9 @@ class GatewayConfig:
                 raise ValueError(name, "", "needs at least one address")
             for target in getattr(self, name):
                 check_target(target, name)
+        if self.tls.allowed_sans:
+            rule = "restricts nobody: clients call a gateway; set --ssl-ca-certs, or --api-key"
+            raise ValueError("allowed_sans", ",".join(self.tls.allowed_sans), rule)
         self.server_config()  # its checks are ours
 
     def server_config(self) -> ServerConfig:

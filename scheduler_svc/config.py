@@ -8,6 +8,7 @@ from pagewire.engine_config import EngineConfig
 from pagewire.kit.channels import check_target
 from pagewire.kit.server import ServerConfig
 from pagewire.kit.sockets import check_listen
+from pagewire.kit.tls import NEEDS_TLS_RULE
 
 DEFAULT_WORKER = "127.0.0.1:50053"
 DEFAULT_TOKENIZER = "127.0.0.1:50051"
@@ -50,6 +51,9 @@ class SchedulerServiceConfig:
             check_target(target, "tokenizers")
         if self.vllm_grpc_listen is not None:
             check_listen("vllm_grpc_listen", self.vllm_grpc_listen)
+        if self.vllm_grpc_allowed_sans and not self.server.tls.is_on:
+            names = ",".join(self.vllm_grpc_allowed_sans)
+            raise ValueError("vllm_grpc_allowed_sans", names, NEEDS_TLS_RULE)
 
 
 def _is_name(target: str) -> bool:

@@ -18,6 +18,8 @@ from pagewire.kit.pem import PemPaths
 
 _TOGETHER_RULE = "--tls-cert, --tls-key and --tls-ca go together"
 _FLAGS = ("--tls-cert", "--tls-key", "--tls-ca")
+NEEDS_TLS_RULE = "restricts nobody in plain text; set --tls-cert, --tls-key and --tls-ca as well"
+"""Of an allow-list that is given where no certificates are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,12 @@ class TlsConfig(TlsIdentity):
         default=(), metadata={"flag": "--tls-admin-allowed-sans"}
     )
     """The same for the administration port. Default: the role admin."""
+
+    def __post_init__(self) -> None:
+        TlsIdentity.__post_init__(self)  # super() does not know a class with slots
+        for name in ("allowed_sans", "admin_allowed_sans"):
+            if getattr(self, name) and not self.is_on:
+                raise ValueError(name, ",".join(getattr(self, name)), NEEDS_TLS_RULE)
 
     def callers(self, roles: Sequence[str]) -> frozenset[str]:
         """Return the names that may call: those of the configuration, else those of the roles."""

@@ -42,9 +42,19 @@ def test_peers_are_lists_of_targets() -> None:
         ("--request-timeout", "inf"),
         ("--max-body-bytes", "0"),
         ("--api-key", "é"),
+        ("--tls-allowed-sans", "client"),
+        ("--tls-admin-allowed-sans", "admin"),
         ("--nope", "1"),
     ],
 )
 def test_bad_settings_are_refused_by_name(argv: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=argv[0]):
         load(*argv)
+
+
+def test_names_of_callers_are_refused_with_certificates_too() -> None:
+    """A list of the services' certificates says nothing of clients."""
+    files = ("--tls-cert=c", "--tls-key=k", "--tls-ca=a")
+    assert load(*files).tls.is_on
+    with pytest.raises(ConfigError, match=r"--tls-allowed-sans client: .* --ssl-ca-certs"):
+        load(*files, "--tls-allowed-sans=client")

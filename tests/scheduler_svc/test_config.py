@@ -37,3 +37,12 @@ def test_tokenizers_are_several_or_none():
 def test_a_bad_address_is_refused(flag, address):
     with pytest.raises(ConfigError, match=flag):
         load(f"--{flag}", address)
+
+
+@pytest.mark.parametrize("flag", ["tls-allowed-sans", "vllm-grpc-allowed-sans"])
+def test_an_allow_list_without_certificates_is_refused(flag):
+    listens = "--vllm-grpc-listen=127.0.0.1:1"
+    with pytest.raises(ConfigError, match=f"{flag} smg: restricts nobody.*set --tls-cert"):
+        load(listens, f"--{flag}=smg")
+    with_files = load("--tls-cert=c", "--tls-key=k", "--tls-ca=a", listens, f"--{flag}=smg")
+    assert with_files.server.tls.is_on

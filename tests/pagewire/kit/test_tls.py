@@ -43,10 +43,23 @@ def test_settings_come_from_flags_and_the_environment(authority):
     assert load().peer("worker") is None
 
 
-def test_allow_lists_take_the_place_of_roles():
-    config = load("--tls-allowed-sans=Gate.example,spiffe://x/Ns", "--tls-admin-allowed-sans=*")
+def test_allow_lists_take_the_place_of_roles(authority):
+    config = load(
+        *authority.issue("worker").flags(),
+        "--tls-allowed-sans=Gate.example,spiffe://x/Ns",
+        "--tls-admin-allowed-sans=*",
+    )
     assert config.callers(["gateway"]) == {"gate.example", "spiffe://x/Ns"}
     assert config.admin_callers() == {"*"}
+
+
+@pytest.mark.parametrize("flag", ["--tls-allowed-sans", "--tls-admin-allowed-sans"])
+def test_an_allow_list_without_certificates_is_refused(flag):
+    with pytest.raises(ConfigError, match=f"{flag} a,b: restricts nobody.*set --tls-cert"):
+        load(f"{flag}=a,b")
+    variable = "PAGEWIRE" + flag[1:].replace("-", "_").upper()
+    with pytest.raises(ConfigError, match=f"{variable}=a: restricts nobody"):
+        load(**{variable: "a"})
 
 
 @pytest.mark.parametrize("missing", ["cert", "key", "ca"])
