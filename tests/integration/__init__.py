@@ -1,0 +1,1 @@
+"""Tests of several services together, with real gRPC servers in the test's own process."""
