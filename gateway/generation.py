@@ -126,7 +126,8 @@ class Logprob(NamedTuple):
     logprob: float
     """Natural logarithm of its probability; -inf where it could not be drawn at all."""
     rank: int
-    """1 is the likeliest token of the vocabulary."""
+    """1 is the likeliest token of the vocabulary; of one that logprob_token_ids names, its place
+    there."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -135,7 +136,8 @@ class TokenLogprobs(NamedTuple):
     token: Logprob
     """The token that is there."""
     top: Sequence[Logprob]
-    """The likeliest tokens, as many as were asked for, falling; they may include `token`."""
+    """The likeliest tokens, as many as were asked for, falling, or of an output those that
+    logprob_token_ids names, in its order; they may include `token`."""
 
 
 MAX_INLINE_WEIGHT = 4096
@@ -156,7 +158,7 @@ class Output:
     finished: Finished | None = None
     """Set on the last one of its index."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each of `token_ids` where `SamplingParams.logprobs` is set, else empty."""
+    """One for each of `token_ids` where `SamplingParams.num_logprobs` is set, else empty."""
     prompt_logprobs: PromptLogprobs | None = None
     """On the first one of its index, where `SamplingParams.prompt_logprobs` is set."""
     first_prompt_token: bytes = b""

@@ -142,7 +142,7 @@ class LiveRequest:
 
     @property
     def wants_logprobs(self) -> bool:
-        return self.request.sampling_params.logprobs is not None
+        return self.request.sampling_params.num_logprobs is not None
 
     def add_tokens(self, token_ids: Sequence[int], logprobs: Sequence[LogprobRow] | None) -> bool:
         """Take new output tokens; False: their logprobs are asked for and are not there."""

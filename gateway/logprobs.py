@@ -23,7 +23,7 @@ class LogprobRow:
     rank: int
     """1 is the likeliest token of the vocabulary."""
     top_token_ids: Sequence[int]
-    """The likeliest tokens, falling."""
+    """The likeliest tokens, falling, or those that the request names, in its order."""
     top_logprobs: Sequence[float]
 
     @property

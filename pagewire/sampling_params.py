@@ -27,6 +27,7 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGPROBS = 256
 """Bound of what any engine may allow; each engine has a lower one of its own."""
+MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 128
@@ -131,8 +132,13 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     logprobs: int | None = None
     """Return the log-probability of each output token and of this many most likely ones."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Return the log-probability of each output token and of exactly these ones, in this order, in
+    place of the most likely ones; at most 128, each once. With `logprobs` it must be their number,
+    which the engine's bound on `logprobs` holds for then (vLLM's
+    `SamplingParams.logprob_token_ids`)."""
     prompt_logprobs: int | None = None
-    """The same for prompt tokens."""
+    """Return the log-probability of each prompt token and of this many most likely ones."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of these token ids; each in [-100, 100], at most 1024 of them."""
     allowed_token_ids: tuple[int, ...] = ()
@@ -148,11 +154,19 @@ class SamplingParams:
         self._check_sizes()
         self._check_numbers()
         self._check_lengths()
+        self._check_logprobs()
         self._check_stops()
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities come beside that of each output token; None: not even its."""
+        if self.logprobs is None and self.logprob_token_ids:
+            return len(self.logprob_token_ids)
+        return self.logprobs
 
     def normalized(self) -> SamplingParams:
         """Values that mean the same written one way, so that later code need not ask twice."""
@@ -170,6 +184,7 @@ class SamplingParams:
         """
         check_token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         check_token_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+        check_token_ids("logprob_token_ids", self.logprob_token_ids, vocab_size)
         check_token_ids("logit_bias", (token_id for token_id, _ in self.logit_bias), vocab_size)
         for word in self.bad_words_token_ids:
             check_token_ids("bad_words", word, vocab_size)
@@ -198,9 +213,19 @@ class SamplingParams:
             raise _invalid(
                 "min_tokens", self.min_tokens, f"must be at most max_tokens ({self.max_tokens})"
             )
+
+    def _check_logprobs(self) -> None:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if value is not None and not 0 <= value <= MAX_LOGPROBS:
                 raise _invalid(name, value, f"must be between 0 and {MAX_LOGPROBS}")
+        token_ids, name = self.logprob_token_ids, "logprob_token_ids"
+        _check_size(name, len(token_ids), MAX_LOGPROB_TOKEN_IDS, "ids")
+        if len(set(token_ids)) < len(token_ids):
+            twice = next(each for each in token_ids if token_ids.count(each) > 1)
+            raise _invalid(name, twice, "name each id once")
+        if token_ids and self.logprobs not in (None, len(token_ids)):
+            rule = f"with logprob_token_ids it must be their number ({len(token_ids)}), or left out"
+            raise _invalid("logprobs", self.logprobs, rule)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -28,7 +28,7 @@ _OPTIONAL = (
     "logprobs",
     "prompt_logprobs",
 )
-_REPEATED = ("stop", "stop_token_ids", "allowed_token_ids")
+_REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
 def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
@@ -38,6 +38,7 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
         allowed_token_ids=params.allowed_token_ids,
+        logprob_token_ids=params.logprob_token_ids,
         logit_bias_token_ids=[token_id for token_id, _ in params.logit_bias],
         logit_bias_values=[bias for _, bias in params.logit_bias],
         bad_word_lengths=[len(word) for word in params.bad_words_token_ids],

@@ -121,8 +121,8 @@ class FailedRow:
 class LogprobColumns:
     """Log-probabilities of tokens, sampled ones or those of a prompt.
 
-    A token's entries in the flat columns are itself first and then the top k in falling order (it
-    may be among them again).
+    A token's entries in the flat columns are itself first and then the top k in falling order, or
+    the ids that its request names (it may be among them again).
     """
 
     counts: Sequence[int]

@@ -128,6 +128,7 @@ def _sampling(message: Request) -> dict[str, Any]:
         "logit_bias": tuple(sampling.logit_bias.items()),
         "bad_words": tuple(sampling.bad_words),
         "allowed_token_ids": tuple(sampling.allowed_token_ids),
+        "logprob_token_ids": tuple(response.logprob_token_ids),
     }
     return values | {name: value for name, value in plain.items() if value}
 

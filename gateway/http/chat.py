@@ -11,15 +11,21 @@ from gateway.http.answers import Call, object_head, stop_reason
 from gateway.http.chat_message import delta_object, finish_reason, message_object
 from gateway.http.chat_tools import read_tools
 from gateway.http.conversation import read_conversation
-from gateway.http.fields import Fields
+from gateway.http.fields import Fields, invalid
 from gateway.http.logprobs import TokenFormat, chat_logprobs, prompt_logprobs
-from gateway.http.parameters import read_request, read_stream, read_top_logprobs
+from gateway.http.parameters import (
+    read_logprob_token_ids,
+    read_request,
+    read_stream,
+    read_top_logprobs,
+)
 from gateway.live_generation import Generation
 from gateway.message_parser import Message, MessageEvent, MessageParser
 
 # Names that completions does not honour.
 _SUPPORTED = (
     "top_logprobs",
+    "logprob_token_ids",
     "chat_template",
     "documents",
     "tools",
@@ -39,9 +45,14 @@ def read_chat(fields: Fields) -> Call:
     names = ("max_completion_tokens", "max_tokens")
     request = read_request(fields, (prompt,), names, _SUPPORTED)
     request = replace(request, message=tools.message)
-    num_top = read_top_logprobs(fields)
+    num_top, named = read_top_logprobs(fields), read_logprob_token_ids(fields)
+    if named and num_top is None:
+        raise invalid("logprob_token_ids", "needs logprobs=true")
     if num_top is not None:
-        request = replace(request, sampling={**request.sampling, "logprobs": num_top})
+        # The likeliest tokens give way to those that are named.
+        asked = {"logprob_token_ids": named} if named else {"logprobs": num_top}
+        request = replace(request, sampling={**request.sampling, **asked})
+        num_top = len(named) or num_top
     shape = ChatShape(
         num_top_logprobs=num_top,
         num_prompt_logprobs=fields.integer("prompt_logprobs"),
@@ -58,7 +69,7 @@ class ChatShape:
     """Implements `answers.Shape`."""
 
     num_top_logprobs: int | None = None
-    """Of each output token; None: no logprobs."""
+    """Beside each output token, or as many as the request names; None: no logprobs."""
     num_prompt_logprobs: int | None = None
     token_format: TokenFormat = field(default_factory=TokenFormat)
     return_token_ids: bool = False

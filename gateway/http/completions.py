@@ -10,12 +10,16 @@ from gateway.generation import GenerationRequest, Output, Prompt
 from gateway.http.answers import Call, object_head, stop_reason
 from gateway.http.fields import Fields, check_integer, check_text, invalid, wrong_type
 from gateway.http.logprobs import CompletionLogprobs, TokenFormat, prompt_logprobs
-from gateway.http.parameters import read_request, read_stream
+from gateway.http.parameters import read_logprob_token_ids, read_request, read_stream
 from gateway.live_generation import Generation
 from pagewire.kit.errors import InvalidRequestError
+from pagewire.sampling_params import MAX_LOGPROBS
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
+
+# Names that not all endpoints honour.
+_SUPPORTED = ("logprob_token_ids",)
 
 
 def read_completion(fields: Fields, max_prompts: int) -> Call:
@@ -30,20 +34,22 @@ def read_completion(fields: Fields, max_prompts: int) -> Call:
     """
     prompts = _read_prompts(fields.get("prompt"), max_prompts)
     request = replace(
-        read_request(fields, prompts, ("max_tokens",)),
+        read_request(fields, prompts, ("max_tokens",), _SUPPORTED),
         default_max_tokens=DEFAULT_MAX_TOKENS,
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
         echo=fields.boolean("echo"),
     )
     num_logprobs = fields.integer("logprobs")
+    named = _read_named(fields, request, num_logprobs)
     shape = CompletionShape(
         echo=request.echo,
         num_logprobs=num_logprobs,
+        num_named=len(named),
         num_prompt_logprobs=fields.integer("prompt_logprobs"),
         token_format=TokenFormat(fields.boolean("return_tokens_as_token_ids")),
         return_token_ids=fields.boolean("return_token_ids"),
     )
-    request = _with_logprobs(request, num_logprobs)
+    request = _with_logprobs(request, num_logprobs, named)
     return Call(_without_output(request), shape, read_stream(fields))
 
 
@@ -54,6 +60,7 @@ class CompletionShape:
         self,
         echo: bool,
         num_logprobs: int | None,
+        num_named: int,
         num_prompt_logprobs: int | None,
         token_format: TokenFormat,
         return_token_ids: bool,
@@ -63,7 +70,7 @@ class CompletionShape:
         self._return_token_ids = return_token_ids
         self._logprobs: CompletionLogprobs | None = None
         if num_logprobs is not None:
-            self._logprobs = CompletionLogprobs(num_logprobs, token_format)
+            self._logprobs = CompletionLogprobs(num_logprobs, token_format, num_named)
         self._begun: set[int] = set()
 
     def first_chunks(self, generation: Generation) -> Iterable[dict[str, Any]]:
@@ -112,11 +119,32 @@ class CompletionShape:
         return self._logprobs.write(output, first)
 
 
-def _with_logprobs(request: GenerationRequest, num_logprobs: int | None) -> GenerationRequest:
+def _read_named(
+    fields: Fields, request: GenerationRequest, num_logprobs: int | None
+) -> tuple[int, ...]:
+    """Read the tokens that are reported in place of the likeliest ones, by vLLM's rules."""
+    token_ids = read_logprob_token_ids(fields)
+    if not token_ids:
+        return ()
+    if num_logprobs is None:
+        raise invalid("logprob_token_ids", "needs logprobs, such as logprobs=0")
+    if not 0 <= num_logprobs <= MAX_LOGPROBS:
+        raise invalid("logprobs", f"must be between 0 and {MAX_LOGPROBS}")
+    if request.echo and request.sampling.get("max_tokens") == 0:
+        rule = "needs an output, which echo with max_tokens=0 has not"
+        raise invalid("logprob_token_ids", rule)
+    return token_ids
+
+
+def _with_logprobs(
+    request: GenerationRequest, num_logprobs: int | None, named: tuple[int, ...]
+) -> GenerationRequest:
     """Ask for the output's logprobs, and for the prompt's too where it is echoed."""
     if num_logprobs is None:
         return request
-    sampling = {**request.sampling, "logprobs": num_logprobs}
+    # The likeliest tokens give way to those that are named.
+    asked = {"logprob_token_ids": named} if named else {"logprobs": num_logprobs}
+    sampling = {**request.sampling, **asked}
     if request.echo:
         sampling["prompt_logprobs"] = max(num_logprobs, sampling.get("prompt_logprobs", 0))
     return replace(request, sampling=sampling)

@@ -67,8 +67,16 @@ class CompletionLogprobs:
     on with an unfinished character has the offset of that character.
     """
 
-    def __init__(self, num_top: int, token_format: TokenFormat) -> None:
+    def __init__(self, num_top: int, token_format: TokenFormat, num_named: int = 0) -> None:
+        """Prepare.
+
+        Args:
+            num_top: Candidates beside each token, as many at most.
+            token_format: How tokens are shown.
+            num_named: Of an output's tokens, where the request names its candidates.
+        """
         self._num_top = num_top
+        self._num_output_top = num_named or num_top
         self._format = token_format
         self._texts: dict[int, _Text] = {}
 
@@ -84,8 +92,9 @@ class CompletionLogprobs:
         if first_prompt_token_id is not None and output.prompt_logprobs is not None:
             first = output.first_prompt_token
             columns.add(self._format.name(first_prompt_token_id, first), first, None, None)
-            self._add(columns, [each for each in output.prompt_logprobs if each is not None])
-        self._add(columns, output.logprobs)
+            places = [each for each in output.prompt_logprobs if each is not None]
+            self._add(columns, places, self._num_top)
+        self._add(columns, output.logprobs, self._num_output_top)
         return {
             "text_offset": columns.text_offset,
             "token_logprobs": columns.token_logprobs,
@@ -93,10 +102,10 @@ class CompletionLogprobs:
             "top_logprobs": columns.top_logprobs,
         }
 
-    def _add(self, columns: _Columns, places: Sequence[TokenLogprobs]) -> None:
+    def _add(self, columns: _Columns, places: Sequence[TokenLogprobs], num_top: int) -> None:
         for place in places:
             token, top = place.token, dict[str, float]()
-            for each in (token, *place.top[: self._num_top]):
+            for each in (token, *place.top[:num_top]):
                 # Two ids may spell the same; the first of them is there, or is the likelier one.
                 name = self._format.name(each.token_id, each.token_bytes)
                 top.setdefault(name, shown_logprob(each.logprob))

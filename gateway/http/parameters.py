@@ -158,6 +158,20 @@ def read_top_logprobs(fields: Fields) -> int | None:
     return None
 
 
+def read_logprob_token_ids(fields: Fields) -> tuple[int, ...]:
+    """Return the tokens that are reported in place of the likeliest ones; empty: none are named.
+
+    Raises:
+        InvalidRequestError: The list is empty.
+    """
+    token_ids = fields.integers("logprob_token_ids")
+    if token_ids is None:
+        return ()
+    if not token_ids:
+        raise invalid("logprob_token_ids", "must not be empty; leave it out instead")
+    return token_ids
+
+
 def _read_request_id(fields: Fields) -> str:
     request_id = fields.text("request_id") or ""
     if len(request_id) > _MAX_REQUEST_ID_CHARS or not request_id.isprintable():

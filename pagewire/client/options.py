@@ -35,6 +35,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     skip_special_tokens: bool
     logprobs: int
+    logprob_token_ids: Sequence[int]
     prompt_logprobs: int
     logit_bias: Mapping[int, float]
     allowed_token_ids: Sequence[int]
@@ -105,7 +106,7 @@ class TokenizeOptions(TemplateOptions, total=False):
     """Of a text: add the tokens that the model wants at the start; True if left out."""
 
 
-_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
+_TUPLES = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "bad_words")
 _SAMPLING = frozenset(SamplingOptions.__annotations__)
 
 

@@ -41,7 +41,7 @@ _STOPPING = (
     "include_stop_str_in_output",
     "ignore_eos",
 )
-_RESPONSE = ("skip_special_tokens", "logprobs", "prompt_logprobs")
+_RESPONSE = ("skip_special_tokens", "logprobs", "logprob_token_ids", "prompt_logprobs")
 _REPEATED = ("allowed_token_ids", "bad_words")
 _TOP = ("model", "request_id", "priority", "truncate_prompt_tokens")
 _TEMPLATE = ("add_generation_prompt", "continue_final_message")
@@ -178,7 +178,9 @@ def set_common(message: Any, given: Mapping[str, Any]) -> None:
         ) from exc
     # Logprobs are rows of tokens, so whoever asks for them wants the ids of the others too.
     message.response.return_token_ids = bool(
-        given.get("return_token_ids") or values.get("logprobs") is not None
+        given.get("return_token_ids")
+        or values.get("logprobs") is not None
+        or values.get("logprob_token_ids")
     )
     outputs = values.get("structured_outputs")
     if outputs is not None:

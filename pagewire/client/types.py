@@ -20,7 +20,8 @@ class Logprob:
     logprob: float
     """Natural logarithm of its probability; -inf where it could not be drawn."""
     rank: int
-    """1 is the likeliest token of the vocabulary."""
+    """1 is the likeliest token of the vocabulary; of one that logprob_token_ids names, its place
+    there."""
     token_bytes: bytes
     """What it spells; not always whole characters."""
 
@@ -37,7 +38,8 @@ class TokenLogprobs:
     token: Logprob
     """The token that is there."""
     top: tuple[Logprob, ...] = ()
-    """The likeliest tokens, as many as were asked for, falling; they may include `token`."""
+    """The likeliest tokens, as many as were asked for, falling, or of an output those that
+    logprob_token_ids names, in its order; they may include `token`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,6 +233,7 @@ class ResponseOptions(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     return_token_ids: _builtins.bool
     """Also send the token ids of each delta."""
     skip_special_tokens: _builtins.bool
@@ -245,6 +246,12 @@ class ResponseOptions(_message.Message):
     def structured_outputs(self) -> _common_pb2.StructuredOutputs:
         """A form that every output has. Absent: anything."""
 
+    @_builtins.property
+    def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens to report beside each output token, in place of the most likely ones; at most 128, each once. If logprobs is
+        set, it must be their number.
+        """
+
     def __init__(
         self,
         *,
@@ -253,10 +260,11 @@ class ResponseOptions(_message.Message):
         logprobs: _builtins.int | None = ...,
         structured_outputs: _common_pb2.StructuredOutputs | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
+        logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "return_token_ids", b"return_token_ids", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "return_token_ids", b"return_token_ids", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -450,7 +458,7 @@ class GenerationDelta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> Global___TokenLogprobs:
-        """Only with logprobs: one row a token of this delta."""
+        """Only with logprobs or logprob_token_ids: one row a token of this delta."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___TokenLogprobs:
@@ -478,7 +486,7 @@ Global___GenerationDelta: _TypeAlias = GenerationDelta  # noqa: Y015
 @_typing.final
 class TokenLogprobs(_message.Message):
     """Log-probabilities of tokens, in columns. Row i is token i; row i's likeliest tokens are the next top_counts[i] entries
-    of the top columns, the likeliest first.
+    of the top columns, the likeliest first; with logprob_token_ids they are those, in their order.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -874,7 +882,7 @@ class ChatDelta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> Global___TokenLogprobs:
-        """Only with logprobs: one row a token of this delta."""
+        """Only with logprobs or logprob_token_ids: one row a token of this delta."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___TokenLogprobs:

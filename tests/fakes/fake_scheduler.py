@@ -213,19 +213,22 @@ def _step(running: dict[int, tuple[Any, list[int]]], script: list[int]) -> Any:
 
 def _add_logprobs(outputs: Any, handle: int, add: Any, token_id: int, is_first: bool) -> None:
     params = add.sampling_params
-    if params.HasField("logprobs"):
+    if params.HasField("logprobs") or params.logprob_token_ids:
         outputs.logprob_handles.append(handle)
-        _fill_logprobs(outputs.logprobs, [token_id], params.logprobs)
+        _fill_logprobs(outputs.logprobs, [token_id], params.logprobs, params.logprob_token_ids)
     if params.HasField("prompt_logprobs") and is_first:
         outputs.prompt_logprob_handles.append(handle)
         outputs.prompt_logprob_counts.append(len(add.prompt_token_ids) - 1)
         _fill_logprobs(outputs.prompt_logprobs, add.prompt_token_ids[1:], params.prompt_logprobs)
 
 
-def _fill_logprobs(columns: Any, token_ids: Sequence[int], num_top: int) -> None:
+def _fill_logprobs(
+    columns: Any, token_ids: Sequence[int], num_top: int, named: Sequence[int] = ()
+) -> None:
     for token_id in token_ids:
+        top = named or [(token_id + i) % VOCAB_SIZE for i in range(num_top)]
         columns.logprobs.append(-0.5)
         columns.ranks.append(1)
-        columns.top_counts.append(num_top)
-        columns.top_token_ids.extend((token_id + i) % VOCAB_SIZE for i in range(num_top))
-        columns.top_logprobs.extend(-0.5 - i for i in range(num_top))
+        columns.top_counts.append(len(top))
+        columns.top_token_ids.extend(top)
+        columns.top_logprobs.extend(-0.5 - i for i in range(len(top)))

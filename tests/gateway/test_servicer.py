@@ -188,6 +188,20 @@ async def test_logprobs_come_with_ids_and_bytes(gateway: Gateway) -> None:
     assert not any(delta.HasField("prompt_logprobs") for delta in deltas[1:])
 
 
+async def test_named_logprobs_come_in_the_place_of_the_likeliest(gateway: Gateway) -> None:
+    response = inference_pb2.ResponseOptions(logprob_token_ids=[120, 7])
+    events = [e async for e in gateway.grpc.Generate(generate("ab", 2, response=response))]
+    rows = inference_pb2.TokenLogprobs()
+    for event in events:
+        rows.MergeFrom(event.delta.logprobs)
+    (add,) = gateway.scheduler.adds
+    assert list(add.sampling_params.logprob_token_ids) == [120, 7]
+    assert not add.sampling_params.HasField("logprobs")
+    assert bytes(rows.token_ids) == b"ba"
+    assert list(rows.top_token_ids) == [120, 7] * 2
+    assert list(rows.top_token_bytes) == [b"x", b"\x07"] * 2
+
+
 async def test_a_conversation_has_parts_calls_tools_and_arguments(gateway: Gateway) -> None:
     part = inference_pb2.ContentPart
     call = inference_pb2.ToolCall(id="c1", name="f", arguments_json="{}")

@@ -37,6 +37,8 @@ from pagewire.sampling_params import SamplingParams, StructuredOutputs, check_to
         ("bad_words", ("x",) * 129),
         ("logit_bias", tuple((token_id, 1.0) for token_id in range(1025))),
         ("allowed_token_ids", tuple(range(16385))),
+        ("logprob_token_ids", tuple(range(129))),
+        ("logprob_token_ids", (5, 6, 5)),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
@@ -71,6 +73,25 @@ def test_lists_of_the_largest_size_are_taken() -> None:
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_named_logprobs_ask_for_as_many_and_agree_with_logprobs() -> None:
+    assert SamplingParams().num_logprobs is None
+    assert SamplingParams(logprobs=0).num_logprobs == 0
+    assert SamplingParams(logprob_token_ids=tuple(range(128))).num_logprobs == 128
+    assert SamplingParams(logprob_token_ids=(4, 2), logprobs=2).num_logprobs == 2
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(logprob_token_ids=(4, 2), logprobs=3)
+    assert caught.value.field == "logprobs"
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "logprob_token_ids"])
+def test_lists_of_token_ids_are_held_to_the_vocabulary(field: str) -> None:
+    params = SamplingParams(**{field: (99, 100)})  # type: ignore[arg-type]
+    params.check_vocabulary(101)
+    with pytest.raises(InvalidRequestError) as caught:
+        params.check_vocabulary(100)
+    assert caught.value.field == field
 
 
 def test_greedy_turns_the_other_settings_off() -> None:

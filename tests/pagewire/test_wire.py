@@ -33,6 +33,12 @@ structured_outputs = st.one_of(
 )
 
 
+logprobs = st.one_of(
+    st.fixed_dictionaries({"logprobs": st.none() | st.integers(0, 20)}),
+    st.lists(token_ids, max_size=5, unique=True).map(lambda ids: {"logprob_token_ids": tuple(ids)}),
+)
+
+
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
     min_tokens = draw(st.integers(0, 5))
@@ -51,7 +57,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         ignore_eos=draw(st.booleans()),
         skip_special_tokens=draw(st.booleans()),
         include_stop_str_in_output=draw(st.booleans()),
-        logprobs=draw(st.none() | st.integers(0, 20)),
+        **draw(logprobs),
         logit_bias=tuple(draw(st.lists(st.tuples(token_ids, st.floats(-100, 100)), max_size=3))),
         bad_words_token_ids=tuple(
             tuple(word) for word in draw(st.lists(st.lists(token_ids, min_size=1), max_size=3))

@@ -31,7 +31,7 @@ from worker_svc.step import NewRequest, SchedulerOutput
 
 LAYOUTS = {"TP 2": (2, 1), "PP 2": (1, 2), "TP 2 x PP 2": (2, 2)}
 SAMPLED = SamplingParams(temperature=1.0, top_k=40, top_p=0.95, seed=99, logprobs=3)
-GREEDY = SamplingParams(temperature=0.0, logprobs=3)
+GREEDY = SamplingParams(temperature=0.0, logprob_token_ids=(7, 120, 3))
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,7 @@ PARAMS = {
     ),
     "bias": SamplingParams(temperature=0.0, logit_bias=((5, 4.0), (9, -100.0))),
     "logprobs": SamplingParams(temperature=0.9, seed=8, logprobs=3),
+    "named logprobs": SamplingParams(temperature=0.9, seed=8, logprob_token_ids=(150, 3, 77)),
 }
 
 
@@ -154,8 +155,9 @@ def test_what_depends_on_the_output_so_far_sees_the_drafts(model_runner: ModelRu
     assert outputs_of(run(model_runner, params, right, unbound)[0]) == plain
 
 
-def test_every_sampled_token_has_its_logprobs(model_runner: ModelRunner) -> None:
-    params = PARAMS["logprobs"]
+@pytest.mark.parametrize("name", ["logprobs", "named logprobs"])
+def test_every_sampled_token_has_its_logprobs(model_runner: ModelRunner, name: str) -> None:
+    params = PARAMS[name]
     plain, _ = run(model_runner, params)
     drafted, _ = run(model_runner, params, half_right, outputs_of(plain))
     for request, reference in zip(drafted, plain, strict=True):
@@ -163,6 +165,7 @@ def test_every_sampled_token_has_its_logprobs(model_runner: ModelRunner) -> None
         for found, expected in zip(request.logprobs, reference.logprobs, strict=True):
             assert found == pytest.approx(expected, abs=1e-4)
             assert len(found) >= 3
+            assert found.keys() >= set(params.logprob_token_ids)
 
 
 def test_simulated_tokens_with_drafts_are_the_oracles(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ computed like others, and what they gave is dropped on the host.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from pagewire.engine_config import LogprobsMode
 from worker_svc.device import put
 from worker_svc.sampler.device_draws import draw_on_device, lowest_survivors_on_device
 from worker_svc.sampler.grammar import MaskedRows, apply_masks
-from worker_svc.sampler.logprobs import LogprobTable
+from worker_svc.sampler.logprobs import LogprobTable, NamedTokens
 from worker_svc.sampler.metadata import (
     Bools,
     Ints,
@@ -47,6 +47,9 @@ class _DeviceTable:
     top_token_ids: torch.Tensor
     """[num_rows, num_top]"""
     top_logprobs: torch.Tensor
+    named: NamedTokens | None = None
+    named_logprobs: torch.Tensor | None = None
+    """[num_named]"""
 
     def entries(self, token_ids: Ints, num_top: Ints) -> list[TokenLogprobs]:
         """Waits for the device."""
@@ -56,7 +59,10 @@ class _DeviceTable:
             self.top_token_ids.cpu().numpy(),
             self.top_logprobs.cpu().numpy(),
         )
-        return table.entries(token_ids, num_top)
+        entries = table.entries(token_ids, num_top)
+        if self.named is not None and self.named_logprobs is not None:
+            self.named.add_to(entries, self.named_logprobs.cpu().numpy())
+        return entries
 
 
 class DeviceSampler:
@@ -145,7 +151,12 @@ class DeviceSampler:
             if self._normalizes:
                 values = torch.log_softmax(values, dim=-1)
             num_top = int(batch.num_logprobs[places].max())
-            yield _rank_rows(values, token_ids[put(places, device)], places, num_top)
+            table = _rank_rows(values, token_ids[put(places, device)], places, num_top)
+            named = NamedTokens.of(batch.logprob_token_ids, places)
+            if named is not None:
+                found = values[put(named.rows, device), put(named.token_ids, device)]
+                table = replace(table, named=named, named_logprobs=found)
+            yield table
 
     def _survivors(self, logits: torch.Tensor, batch: SamplingBatch, places: Ints) -> torch.Tensor:
         """What tokens were chosen from: divided by the temperature, -inf where dropped."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens and their likeliest rivals.
+"""Log-probabilities of tokens and their likeliest rivals, or of tokens that are named.
 
 Computed for the rows that ask, together. Of equally likely tokens the lowest id comes first. Knows
 nothing of how a token was chosen, and whether the logits are processed.
@@ -6,6 +6,7 @@ nothing of how a token was chosen, and whether the logits are processed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,51 @@ class LogprobTable:
             )
             for token_id, logprob, rank, num, top, value in zip(*columns, tops, values, strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTokens:
+    """The tokens that rows name in place of the likeliest ones, one row's after another's."""
+
+    rows: Ints
+    """[num_named]"""
+    token_ids: Ints
+    """[num_named]"""
+
+    @classmethod
+    def of(cls, by_place: Mapping[int, Ints], places: Ints) -> NamedTokens | None:
+        """Those of the places, whose rows are in the same order; None: they name none."""
+        if not by_place:
+            return None
+        named = [
+            (row, by_place[place]) for row, place in enumerate(places.tolist()) if place in by_place
+        ]
+        if not named:
+            return None
+        rows = np.repeat([row for row, _ in named], [len(token_ids) for _, token_ids in named])
+        return cls(rows, np.concatenate([token_ids for _, token_ids in named]))
+
+    def add_to(self, entries: list[TokenLogprobs], logprobs: Float32s) -> None:
+        """Put them behind the sampled tokens of their rows.
+
+        Args:
+            entries: One a row; those of rows that name tokens have the sampled one alone.
+            logprobs: [num_named]
+        """
+        rows, starts = np.unique(self.rows, return_index=True)
+        columns = zip(
+            rows.tolist(),
+            np.split(self.token_ids, starts[1:]),
+            np.split(logprobs, starts[1:]),
+            strict=True,
+        )
+        for row, token_ids, values in columns:
+            sampled = entries[row]
+            entries[row] = TokenLogprobs(
+                token_ids=[*sampled.token_ids, *token_ids.tolist()],
+                logprobs=[*sampled.logprobs, *values.tolist()],
+                sampled_rank=sampled.sampled_rank,
+            )
 
 
 def logprob_table(

@@ -6,8 +6,8 @@ sampling table. Knows nothing of handles or blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -67,6 +67,8 @@ class SamplingBatch:
     num_logprobs: Ints
     """Of the likeliest tokens; means nothing without the need."""
     processed: Sequence[ProcessedRow] = ()
+    logprob_token_ids: Mapping[int, Ints] = field(default_factory=dict)
+    """By place, what is reported in place of the likeliest tokens, of which none are asked for."""
 
     def __len__(self) -> int:
         return len(self.needs)
@@ -88,7 +90,7 @@ class SamplerOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The sampled token first, then the likeliest in falling order."""
+    """The sampled token first, then the likeliest in falling order, or those that were named."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]

@@ -15,7 +15,7 @@ import torch
 from pagewire.engine_config import LogprobsMode
 from worker_svc.sampler.draws import draw, row_chunks
 from worker_svc.sampler.grammar import MaskedRows, apply_masks
-from worker_svc.sampler.logprobs import logprob_table
+from worker_svc.sampler.logprobs import NamedTokens, logprob_table
 from worker_svc.sampler.metadata import (
     Bools,
     Need,
@@ -131,7 +131,11 @@ class Sampler:
         values = torch.log_softmax(values, dim=-1) if self._normalizes else values.clone()
         chosen, num_top = token_ids[places], batch.num_logprobs[places]
         table = logprob_table(values, chosen, int(num_top.max()), self._scratch)
-        return table.entries(chosen, num_top)
+        entries = table.entries(chosen, num_top)
+        named = NamedTokens.of(batch.logprob_token_ids, places)
+        if named is not None:
+            named.add_to(entries, values.numpy()[named.rows, named.token_ids])
+        return entries
 
 
 def row_failures(is_finite: Bools, is_empty: Bools) -> list[RowFailure | None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagewire.sampling_params import SamplingParams
-from worker_svc.sampler.metadata import Need, ProcessedRow, SamplingBatch
+from worker_svc.sampler.metadata import Ints, Need, ProcessedRow, SamplingBatch
 from worker_svc.sampler.token_counts import CountedTokens, Penalties, TokenCounts
 from worker_svc.sampler.token_tables import TokenTables
 
@@ -42,6 +42,8 @@ class SamplingTable:
         self._columns = np.zeros(_INITIAL_SLOTS, dtype=_COLUMNS)
         self._free_slots = list(range(_INITIAL_SLOTS))
         self._processors: dict[int, _Processors] = {}
+        self._logprob_token_ids: dict[int, Ints] = {}
+        """By slot, of the requests that name any."""
 
     def add(
         self,
@@ -69,6 +71,9 @@ class SamplingTable:
         processors = _Processors.for_request(params, prompt_token_ids, output_token_ids)
         if processors is not None:
             self._processors[slot] = processors
+        named = params.logprob_token_ids
+        if named:
+            self._logprob_token_ids[slot] = np.array(named, dtype=np.int64)
         self._columns[slot] = (
             _needs(params, processors),
             1.0 if params.is_greedy else params.temperature,
@@ -77,13 +82,14 @@ class SamplingTable:
             params.top_p,
             seed,
             len(output_token_ids),
-            params.logprobs or 0,
+            0 if named else params.logprobs or 0,
         )
         return slot
 
     def remove(self, slot: int) -> None:
         """Forgets a request."""
         self._processors.pop(slot, None)
+        self._logprob_token_ids.pop(slot, None)
         self._free_slots.append(slot)
 
     def append(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
@@ -130,7 +136,12 @@ class SamplingTable:
             output_indices=columns["num_outputs"] + num_before,
             num_logprobs=columns["num_logprobs"],
             processed=self._processed_rows(slots, drafts or {}) if self._processors else (),
+            logprob_token_ids=self._named_by_place(rows) if self._logprob_token_ids else {},
         )
+
+    def _named_by_place(self, slots: Ints) -> dict[int, Ints]:
+        named = self._logprob_token_ids
+        return {place: named[slot] for place, slot in enumerate(slots.tolist()) if slot in named}
 
     def _processed_rows(
         self, slots: Sequence[int], drafts: Mapping[int, Sequence[int]]
@@ -226,7 +237,7 @@ def _needs(params: SamplingParams, processors: _Processors | None) -> int:
         needs |= Need.PROCESSORS
     if not params.is_greedy:
         needs |= Need.DRAW
-    if params.logprobs is not None:
+    if params.num_logprobs is not None:
         needs |= Need.LOGPROBS
     return needs
 

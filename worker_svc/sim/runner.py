@@ -242,10 +242,10 @@ class SimRunner:
     def _logprobs(
         self, rows: Sequence[_Request], sampled: Sequence[Sequence[int]]
     ) -> LogprobColumns | None:
-        if all(row.params.logprobs is None for row in rows):
+        if all(row.params.num_logprobs is None for row in rows):
             return None
         return self._vocabulary.logprobs(
-            (token_id, row.params.logprobs)
+            (token_id, row.params.logprob_token_ids or row.params.logprobs)
             for row, tokens in zip(rows, sampled, strict=True)
             for token_id in tokens
         )

@@ -38,20 +38,25 @@ class SimVocabulary:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_low", min(_MAX_SPECIAL_TOKENS, self.vocab_size // 2))
 
-    def logprobs(self, tokens: Iterable[tuple[int, int | None]]) -> LogprobColumns:
+    def logprobs(self, tokens: Iterable[tuple[int, int | Sequence[int] | None]]) -> LogprobColumns:
         """Falling values over each token and the ids after it: well-formed, meaningless.
 
         Args:
-            tokens: Token ids, with how many ids are asked for beside each; None: not even its own.
+            tokens: Token ids, with how many ids are asked for beside each, or which ones; None: not
+                even its own.
         """
         counts: list[int] = []
         token_ids: list[int] = []
         logprobs: list[float] = []
         for token_id, top in tokens:
-            counts.append(0 if top is None else top + 1)
-            if top is not None:
-                token_ids += [token_id, *((token_id + i) % self.vocab_size for i in range(top))]
-                logprobs += [-0.5, *(-0.5 * (i + 1) for i in range(top))]
+            if top is None:
+                counts.append(0)
+                continue
+            if isinstance(top, int):
+                top = [(token_id + i) % self.vocab_size for i in range(top)]
+            counts.append(1 + len(top))
+            token_ids += [token_id, *top]
+            logprobs += [-0.5, *(-0.5 * (i + 1) for i in range(len(top)))]
         return LogprobColumns(counts, token_ids, logprobs, [1 if count else 0 for count in counts])
 
 

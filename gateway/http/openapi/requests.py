@@ -19,7 +19,7 @@ from gateway.http.openapi.schemas import (
     words,
 )
 from gateway.http.responses.request import INCLUDABLE
-from pagewire.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
+from pagewire.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, MAX_STOP_STRINGS
 
 TOKEN_ID = integer(0)
 
@@ -72,6 +72,10 @@ _GENERATION: dict[str, Schema] = SAMPLING | {
     "truncation_side": words("left", "right"),
     "add_special_tokens": BOOLEAN,
 }
+# The schema has no word for what it needs beside it: logprobs.
+_LOGPROB_TOKEN_IDS = array(
+    TOKEN_ID, minItems=1, maxItems=MAX_LOGPROB_TOKEN_IDS, uniqueItems=True
+) | {"description": "Only with logprobs."}
 _TEMPLATE: dict[str, Schema] = {
     "add_generation_prompt": BOOLEAN,
     "continue_final_message": BOOLEAN,
@@ -105,7 +109,9 @@ COMPLETION = body(
             array(array(TOKEN_ID, minItems=1), minItems=1),
         )
     },
-    _GENERATION | _HINTS | {"logprobs": integer(0, MAX_LOGPROBS)},
+    _GENERATION
+    | _HINTS
+    | {"logprobs": integer(0, MAX_LOGPROBS), "logprob_token_ids": _LOGPROB_TOKEN_IDS},
 )
 CHAT = body(
     {"messages": array(ref("ChatMessage"), minItems=1)},
@@ -116,6 +122,7 @@ CHAT = body(
         "max_completion_tokens": integer(1),
         "logprobs": BOOLEAN,
         "top_logprobs": integer(0, MAX_LOGPROBS),
+        "logprob_token_ids": _LOGPROB_TOKEN_IDS,
         "metadata": OBJECT,
         "store": BOOLEAN,
         "verbosity": words("low", "medium", "high"),

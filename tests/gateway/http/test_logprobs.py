@@ -17,7 +17,7 @@ from gateway.http.logprobs import (
     chat_logprobs,
     prompt_logprobs,
 )
-from tests.fakes.fake_scheduler import MODEL
+from tests.fakes.fake_scheduler import MODEL, VOCAB_SIZE
 from tests.fakes.fake_tokenizer import encode
 from tests.gateway.conftest import Gateway
 from tests.gateway.http.events import events_of
@@ -228,6 +228,66 @@ async def test_chat_has_logprobs_in_a_stream_and_the_prompts_in_a_whole_answer(
     events = events_of(answer.text)
     streamed = [choice["logprobs"] for event in events for choice in event["choices"]]
     assert [entry for each in streamed if each for entry in each["content"]] == content
+
+
+async def test_completions_have_the_named_tokens_in_place_of_the_likeliest(
+    gateway: Gateway,
+) -> None:
+    named = [ord("x"), ord("b")]
+    # Their number need not be that of logprobs, which the echoed prompt still goes by.
+    fields = {"logprobs": 1, "logprob_token_ids": named, "max_tokens": 2}
+    (choice,) = (await complete(gateway, **fields, prompt=encode("ab"), echo=True))["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        None,
+        {"b": -0.5},
+        {"b": -0.5, "x": -0.5},
+        {"a": -0.5, "x": -0.5, "b": -1.5},
+    ]
+    params = gateway.scheduler.adds[0].sampling_params
+    assert list(params.logprob_token_ids) == named
+    assert params.prompt_logprobs == 1 and not params.HasField("logprobs")
+
+
+async def test_chat_has_the_named_tokens_whole_and_streamed(gateway: Gateway) -> None:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 2,
+        "temperature": 0,
+        "logprobs": True,
+        "logprob_token_ids": list(b"zyx"),
+    }
+    whole = (await gateway.http.post("/v1/chat/completions", json=body)).json()
+    content = whole["choices"][0]["logprobs"]["content"]
+    tops = [[top["token"] for top in each["top_logprobs"]] for each in content]
+    assert tops == [["z", "y", "x"]] * 2
+    answer = await gateway.http.post("/v1/chat/completions", json=body | {"stream": True})
+    choices = [choice for event in events_of(answer.text) for choice in event["choices"]]
+    streamed = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    assert [entry for each in streamed for entry in each["content"]] == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"logprob_token_ids": []}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1, 1]}, "logprob_token_ids"),
+        ({"logprob_token_ids": list(range(129))}, "logprob_token_ids"),
+        ({"logprob_token_ids": [-1]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [VOCAB_SIZE]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1], "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+        ({"logprob_token_ids": [1], "logprobs": -1}, "logprobs"),
+        ({"logprob_token_ids": [1], "logprobs": None}, "logprob_token_ids"),
+    ],
+    ids=str,
+)
+async def test_named_tokens_that_cannot_be_reported_are_refused(
+    gateway: Gateway, fields: dict[str, Any], field: str
+) -> None:
+    body = {"model": MODEL, "prompt": "ab", "logprobs": 1} | fields
+    answer = await gateway.http.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field), answer.text
+    assert gateway.scheduler.adds == []
 
 
 async def test_the_bytes_come_again_after_a_tokenizer_was_lost(gateway: Gateway) -> None:

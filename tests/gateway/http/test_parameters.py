@@ -116,7 +116,7 @@ async def test_as_many_tokens_as_fit_are_kept(gateway: Gateway, prompt: Any) -> 
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("web_search_options", {}),
-        ("logprob_token_ids", [1]),
+        ("logprob_token_ids", [1]),  # without logprobs
         ("use_beam_search", True),
         ("prompt_embeds", "x"),
         ("stream_options", {"include_usage": True}),

@@ -77,6 +77,12 @@ def test_every_option_has_its_place():
     )  # fmt: skip
 
 
+def test_named_logprobs_want_the_ids_of_the_output_too():
+    request, _ = generate_request("Hi", {"logprob_token_ids": [7, 3]})
+    response = inference_pb2.ResponseOptions(return_token_ids=True, logprob_token_ids=[7, 3])
+    assert request.response == response
+
+
 def test_sampling_params_are_sent_as_they_are():
     params = SamplingParams(max_tokens=5, stop=("a",), logprobs=0)
     request, _ = generate_request("Hi", {"sampling_params": params})

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.engine_config import LogprobsMode
+from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.runner_factories import bitmask
 from tests.worker_svc.sampler.factories import Row, make_batch, make_row
 from tests.worker_svc.sampler.reference import Expected, sample_row
@@ -55,6 +56,9 @@ def random_row(rng: random.Random, vocab_size: int) -> Row:
         "bad_words_token_ids": (*words, (*ids(2),)),
     }
     params |= {name: value for name, value in options.items() if rng.random() < 0.3}
+    if rng.random() < 0.2:
+        params.pop("logprobs", None)
+        params["logprob_token_ids"] = tuple(rng.sample(range(vocab_size), rng.choice([1, 5, 8])))
     prompt = ids(rng.randrange(1, 20))
     return make_row(prompt=prompt, output=output, seed=rng.getrandbits(64), **params)
 
@@ -70,13 +74,19 @@ def random_logits(rng: random.Random, num_rows: int, vocab_size: int) -> torch.T
     return torch.from_numpy(logits)
 
 
-def expected_logprobs(expected: Expected, mode: LogprobsMode, num_top: int) -> TokenLogprobs:
+def expected_logprobs(
+    expected: Expected, mode: LogprobsMode, params: SamplingParams
+) -> TokenLogprobs | None:
+    num_top = params.num_logprobs
+    if num_top is None:
+        return None
     values = torch.from_numpy(expected.raw if mode.startswith("raw") else expected.processed)
     if mode.endswith("logprobs"):
         values = torch.log_softmax(values, -1)
     token_id = expected.token_id
     assert token_id is not None
-    top = np.argsort(-values.numpy(), kind="stable")[:num_top].tolist()
+    top = list(params.logprob_token_ids)
+    top = top or np.argsort(-values.numpy(), kind="stable")[:num_top].tolist()
     return TokenLogprobs(
         token_ids=[token_id, *top],
         logprobs=[values[i].item() for i in (token_id, *top)],
@@ -94,9 +104,7 @@ def check(
             continue
         assert output.failures[index] is None
         assert output.token_ids[index] == reference.token_id, row
-        num_top = row.params.logprobs
-        wanted = None if num_top is None else expected_logprobs(reference, mode, num_top)
-        assert output.logprobs[index] == wanted, row
+        assert output.logprobs[index] == expected_logprobs(reference, mode, row.params), row
 
 
 @settings(max_examples=150, deadline=None)
@@ -181,7 +189,7 @@ def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(seed: int) -> None
 
 def test_a_slot_is_used_again_without_its_last_owner() -> None:
     table = SamplingTable()
-    penal = make_row(presence_penalty=2.0, output=[1, 2], min_tokens=9, logprobs=3)
+    penal = make_row(presence_penalty=2.0, output=[1], min_tokens=9, logprob_token_ids=(3, 4))
     first = [table.add(penal.params, 1, penal.prompt, penal.output) for _ in range(100)]
     assert len(set(first)) == 100
     for slot in first:
@@ -191,7 +199,7 @@ def test_a_slot_is_used_again_without_its_last_owner() -> None:
     assert len(set(second)) == 100
     batch = table.gather(second)
     assert not batch.needs.any()
-    assert not batch.processed
+    assert not batch.processed and not batch.logprob_token_ids
     assert batch.output_indices.tolist() == [0] * 100
 
 

@@ -193,6 +193,14 @@ def test_logprobs_are_well_formed_where_asked_for(steps: Steps) -> None:
     assert output.logprobs.sampled_ranks == [0, 1]
 
 
+def test_logprobs_of_named_tokens_come_in_their_order(steps: Steps) -> None:
+    params = SamplingParams(temperature=0.0, logprob_token_ids=(500, 4))
+    output = steps.run({0: 11}, new_requests=[request(0, sampling=params)])
+    assert output.logprobs is not None
+    assert output.logprobs.counts == [3]
+    assert output.logprobs.token_ids == [*output.sampled_token_ids, 500, 4]
+
+
 def test_a_step_takes_the_time_that_it_simulates(config: EngineConfig) -> None:
     runner = SimRunner(sim_config(Path(config.model.model), sim_step_time_us=20_000))
     runner.load(lambda stage, fraction: None)

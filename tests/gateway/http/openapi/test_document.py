@@ -59,6 +59,7 @@ EXAMPLES: dict[str, Any] = {
     "stop_token_ids": [5],
     "logit_bias": {"97": 1.5},
     "allowed_token_ids": [97, 98],
+    "logprob_token_ids": [97],
     "bad_words": ["no"],
     "structured_outputs": {"regex": "a+"},
     "response_format": {"type": "json_object"},
@@ -84,6 +85,10 @@ WITH: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "continue_final_message": {"add_generation_prompt": False},
+}
+WITH_BY_PATH: dict[tuple[str, str], dict[str, Any]] = {
+    ("/v1/completions", "logprob_token_ids"): {"logprobs": 1},
+    ("/v1/chat/completions", "logprob_token_ids"): {"logprobs": True},
 }
 BY_PATH: dict[tuple[str, str], Any] = {
     ("/v1/responses", "tools"): [{"type": "function", "name": "f"}],
@@ -164,7 +169,8 @@ async def test_each_documented_field_is_accepted_and_its_answer_is_documented(
     for name in properties(path):
         if name == "previous_response_id":  # goes with a response that exists
             continue
-        body = {**READERS[path][1][-1 if name == "prompt" else 0], **WITH.get(name, {})}
+        others = WITH.get(name, {}) | WITH_BY_PATH.get((path, name), {})
+        body = {**READERS[path][1][-1 if name == "prompt" else 0], **others}
         body[name] = body.get(name) or example(path, name)
         if path == "/tokenize" and name == "prompt":
             body.pop("messages", None)
