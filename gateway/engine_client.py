@@ -7,7 +7,7 @@ added again on reconnect, with their output so far; after `recovery_timeout_s` t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,17 @@ from gateway.engine_stream import EngineStream, GatewayIdentity
 from gateway.generation import AbortReason
 from gateway.live_request import LiveRequest, TokenSink
 from gateway.streams import Recovery, StreamLostError, run_until_one_ends
+from gateway.trace.step_ledger import NO_LEDGER, StepLedger
 from pagewire.kit.channels import open_channel
-from pagewire.kit.errors import PagewireError, ServiceUnavailableError
+from pagewire.kit.errors import PagewireError, ServiceUnavailableError, from_rpc_error
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tls import PeerTls
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import sampling_params_from_proto
+
+# Another gateway has ours, and only an operator can mend that.
+_ID_TAKEN = "GATEWAY_ID_TAKEN"
 
 log = get_logger("gateway.engine_client")
 
@@ -38,6 +42,8 @@ class KvCacheInfo:
     block_size: int = 0
     """Tokens in a KV block; 0: not said."""
     num_blocks: int = 0
+    config: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Its settings and sizes by name, as text, for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ class EngineSettings:
     """Take the sampling defaults that the model's publisher recommends."""
     tls: PeerTls | None = None
     """None: engines are reached in plain text."""
+    traces: bool = False
+    """Follow where the time of requests goes."""
 
 
 class EngineClient:
@@ -93,8 +101,11 @@ class EngineClient:
         rehome: Callable[[EngineClient, LiveRequest], bool],
         follow: Follow = lambda stub, info: (),
         is_reached: Callable[[EngineClient, KvCacheInfo], bool] = lambda client, process: False,
+        engine: str = "0",
     ) -> None:
         self.target = target
+        self.engine = engine
+        """What metrics call it."""
         self.info: EngineInfo | None = None
         self._settings = settings
         self._sink = sink
@@ -115,6 +126,11 @@ class EngineClient:
         return self._stream is not None and not self._stream.is_draining
 
     @property
+    def stream(self) -> EngineStream | None:
+        """None: it is not connected."""
+        return self._stream
+
+    @property
     def is_connected(self) -> bool:
         return self._stream is not None
 
@@ -132,8 +148,9 @@ class EngineClient:
     def add(self, request: LiveRequest) -> None:
         """Own the request and send it; its `admission` tells how that went."""
         request.owner = self
+        request.record.added(self.engine)
         if self._stream is not None:
-            self._stream.add(request)
+            self._send(self._stream, request)
             return
         self._orphans.append(request)
         if self._is_retired:  # it left while the request's tokens were made
@@ -193,7 +210,8 @@ class EngineClient:
                 try:
                     await self._serve_once(stub)
                 except grpc.aio.AioRpcError as exc:
-                    self._on_lost(f"{exc.code().name}: {exc.details()}")
+                    is_refused = from_rpc_error(exc).reason == _ID_TAKEN
+                    self._on_lost(f"{exc.code().name}: {exc.details()}", is_refused=is_refused)
                 except (StreamLostError, PagewireError) as exc:
                     self._on_lost(str(exc))
                 except Exception as exc:
@@ -203,7 +221,8 @@ class EngineClient:
                 await self._recovery.backoff.wait()
 
     async def _serve_once(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub) -> None:
-        stream = EngineStream(stub, self._sink, self)
+        ledger = StepLedger() if self._settings.traces else NO_LEDGER
+        stream = EngineStream(stub, self._sink, self, ledger)
         timeout_s = self._settings.connect_timeout_s
         try:
             answer = await stub.GetEngineInfo(
@@ -221,7 +240,10 @@ class EngineClient:
             await run_until_one_ends(stream.run(), *self._follow(stub, info))
         finally:
             self._stream = None
-            self._orphans += stream.take_requests()
+            lost = stream.take_requests()
+            for request in lost:
+                request.trace.recovering()
+            self._orphans += lost
             stream.cancel()
 
     def _on_connected(self, stream: EngineStream, info: EngineInfo) -> None:
@@ -232,16 +254,20 @@ class EngineClient:
         self.info, self._stream = info, stream
         orphans, self._orphans = self._orphans, []
         for request in orphans:
-            stream.add(request)
+            self._send(stream, request)
         self.on_recovering()
 
-    def _on_lost(self, reason: str) -> None:
+    def _send(self, stream: EngineStream, request: LiveRequest) -> None:
+        request.trace.joined(self.target)
+        stream.add(request)
+
+    def _on_lost(self, reason: str, *, is_refused: bool = False) -> None:
         if self._is_closed:
             return
         if not self._recovery.is_waiting:
             num_requests = len(self._orphans)
             # One that has not been there yet is starting, as this gateway is.
-            tell = log.info if self.info is None else log.warning
+            tell = log.info if self.info is None and not is_refused else log.warning
             tell("engine_lost", target=self.target, reason=reason, num_requests=num_requests)
         else:
             log.debug("engine_still_lost", target=self.target, reason=reason)
@@ -276,6 +302,10 @@ def _engine_info(
         tokenizer_fingerprint=model.tokenizer_fingerprint,
         max_logprobs=answer.max_logprobs,
         kv_cache=KvCacheInfo(
-            answer.scheduler_id, answer.epoch, answer.block_size, answer.num_gpu_blocks
+            answer.scheduler_id,
+            answer.epoch,
+            answer.block_size,
+            answer.num_gpu_blocks,
+            dict(answer.cache_config),
         ),
     )

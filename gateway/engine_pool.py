@@ -7,6 +7,7 @@ serve; the rules of the choice are in `gateway.routing`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from gateway.routing.prefix_match import PromptPrefix
 from gateway.routing.replica import Replica
 from gateway.routing.router import Router
 from pagewire.kit.dns import resolve
-from pagewire.kit.errors import NotFoundError, ServiceUnavailableError
+from pagewire.kit.errors import NotBegunError, NotFoundError
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 
@@ -90,6 +91,15 @@ class EnginePool:
     def clients(self) -> list[EngineClient]:
         return [replica.client for replica in self._replicas.values()]
 
+    def connected(self) -> list[tuple[str, str, int]]:
+        """Model, label and longest sequence of each replica that has ever been connected."""
+        infos = [(client.engine, client.info) for client in self.clients]
+        return [
+            (info.served_model_names[0], engine, info.max_model_len)
+            for engine, info in infos
+            if info
+        ]
+
     @property
     def ready(self) -> list[EngineClient]:
         """Those that take new requests."""
@@ -106,7 +116,7 @@ class EnginePool:
 
         Raises:
             NotFoundError: No engine has ever served that name.
-            ServiceUnavailableError: None that serves it is ready.
+            NotBegunError: None that serves it is ready.
         """
         name = model or next(iter(self.models), "")
         if self.models and name not in self.models:
@@ -123,7 +133,7 @@ class EnginePool:
             and info.tokenizer_fingerprint == tokenizer_fingerprint
         ]
         if not candidates:
-            raise ServiceUnavailableError(
+            raise NotBegunError(
                 "no engine for this model is ready; try again soon",
                 reason="ENGINE_NOT_READY",
                 retry_after_s=1.0,
@@ -212,11 +222,17 @@ class EnginePool:
             is_reached=self._is_reached,
             wants_prefixes=self._wants_prefixes,
             clock=self._settings.clock,
+            engine=self._free_engine(),
         )
         self._replicas[address] = replica
         if self.router.wants_prefixes and len(self._replicas) > 1:
             self._wants_prefixes.set()
         return replica
+
+    def _free_engine(self) -> str:
+        """The lowest number that no replica has: metrics stay bounded, whoever comes and goes."""
+        taken = {replica.engine for replica in self._replicas.values()}
+        return next(label for label in map(str, itertools.count()) if label not in taken)
 
     def _start(self, replica: Replica) -> None:
         name = f"engine {replica.target}"
@@ -266,6 +282,9 @@ class EnginePool:
             and replica.client.info is not None
             and replica.client.info.engine_fingerprint == fingerprint
         ]
+        ready = [replica for replica in twins if replica.load.is_ready]
+        # A pause lasts as long as it lasts: better than no engine, no better than one that is here.
+        twins = ready if ready or lost.is_connected else twins
         if not twins:
             return False
         twins = [replica for replica in twins if replica.allows_requests] or twins

@@ -27,6 +27,7 @@ from gateway.live_request import (
 )
 from gateway.logprobs import read_output_logprobs, read_prompt_logprobs
 from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
+from gateway.trace.step_ledger import NO_LEDGER, Moment, StepLedger
 from pagewire.kit.errors import (
     DeadlineExceededError,
     InternalError,
@@ -35,6 +36,7 @@ from pagewire.kit.errors import (
 )
 from pagewire.kit.heartbeat import Watchdog, send_heartbeats
 from pagewire.kit.logs import get_logger
+from pagewire.kit.pulse import Pulse
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import sampling_params_to_proto
 
@@ -82,13 +84,19 @@ class EngineStream:
         stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub,
         sink: TokenSink,
         owner: StreamOwner,
+        ledger: StepLedger = NO_LEDGER,
     ) -> None:
+        self._ledger = ledger
         self._stub = stub
         self._owner = owner
         self._sink = sink
         self._next_handle = itertools.count(1)
         self._frames = itertools.count(1)
-        self._beats = itertools.count(1)
+        self.pulse = Pulse()
+        self.num_frames = 0
+        """That came from the scheduler."""
+        self.num_tokens = 0
+        """In those frames."""
         self._requests: dict[int, LiveRequest] = {}
         self._handles: dict[LiveRequest, int] = {}
         self._adds: deque[scheduler_pb2.EngineAdd] = deque()
@@ -209,8 +217,7 @@ class EngineStream:
         self._outbox.clear()
 
     async def _beat(self) -> None:
-        heartbeat = common_pb2.Heartbeat(sequence=next(self._beats))
-        await self._write(scheduler_pb2.EngineStreamRequest(heartbeat=heartbeat))
+        await self._write(scheduler_pb2.EngineStreamRequest(heartbeat=self.pulse.beat()))
 
     async def _write(self, frame: scheduler_pb2.EngineStreamRequest, fill: bool = False) -> None:
         """Write one frame; the outbox is taken under the lock, so frames keep their order."""
@@ -252,6 +259,9 @@ class EngineStream:
         while True:
             frame = await self._read()
             watchdog.beat()
+            self.num_frames += 1
+            if frame.HasField("heartbeat"):
+                self.pulse.take(frame.heartbeat)
             self._dispatch(frame)
 
     def _dispatch(self, frame: scheduler_pb2.EngineStreamResponse) -> None:
@@ -273,6 +283,8 @@ class EngineStream:
     def _note_recovering(self, is_recovering: bool) -> None:
         if is_recovering and not self.is_recovering:
             log.info("engine_recovering", num_requests=len(self._requests))
+            for request in self._requests.values():
+                request.trace.recovering()
         has_changed = is_recovering != self.is_recovering
         self.is_recovering = is_recovering
         if is_recovering or has_changed:
@@ -282,6 +294,7 @@ class EngineStream:
         for handle, count in _rows(frame.suspected_handles, frame.suspicion_counts):
             if (request := self._requests.get(handle)) is not None:
                 request.num_suspicions = count
+                request.trace.recovering()
 
     def _note_draining(self) -> None:
         if not self.is_draining:
@@ -307,21 +320,35 @@ class EngineStream:
         request.fail(_to_error(error))
 
     def _take_outputs(self, outputs: scheduler_pb2.EngineOutputs) -> None:
-        for handle, num_cached_tokens in _rows(
-            outputs.scheduled_handles, outputs.num_cached_tokens
+        for handle, num_cached_tokens, queue_ns in _rows(
+            outputs.scheduled_handles, outputs.num_cached_tokens, outputs.queue_ns
         ):
             if (request := self._requests.get(handle)) is not None:
-                request.note_scheduled(num_cached_tokens)
+                request.note_scheduled(num_cached_tokens, queue_ns / 1e9)
+                request.trace.scheduled(queue_ns)
         for handle, prompt_logprobs in read_prompt_logprobs(outputs):
             if (request := self._requests.get(handle)) is not None:
                 request.waiting_prompt_logprobs = prompt_logprobs
-        touched = dict.fromkeys(self._take_tokens(outputs))
+        moment = self._ledger.take(outputs.timings)
+        self._trace_interruptions(outputs, moment)
+        touched = dict.fromkeys(self._take_tokens(outputs, moment))
         touched.update(dict.fromkeys(self._take_finishes(outputs)))
         if touched:
             self._sink.push(list(touched))
 
-    def _take_tokens(self, outputs: scheduler_pb2.EngineOutputs) -> Iterable[LiveRequest]:
+    def _trace_interruptions(self, outputs: scheduler_pb2.EngineOutputs, moment: Moment) -> None:
+        for handle in outputs.preempted_handles:
+            if (request := self._requests.get(handle)) is not None:
+                request.trace.preempted()
+        for handle, count in _rows(outputs.prefill_handles, outputs.prefill_token_counts):
+            if (request := self._requests.get(handle)) is not None:
+                request.trace.prefilled(moment, count)
+
+    def _take_tokens(
+        self, outputs: scheduler_pb2.EngineOutputs, moment: Moment
+    ) -> Iterable[LiveRequest]:
         token_ids: Sequence[int] = outputs.token_ids
+        self.num_tokens += len(token_ids)
         logprobs = read_output_logprobs(outputs)
         start = 0
         for handle, count in _rows(outputs.handles, outputs.token_counts):
@@ -332,6 +359,7 @@ class EngineStream:
             if request is None:
                 continue
             if request.add_tokens(new_token_ids, logprobs.get(handle)):
+                request.trace.advanced(moment, count)
                 yield request
             else:
                 self._fail_without_logprobs(request)

@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager
 from gateway.generation import AbortReason, Finished, FinishReason, Output, Usage
 from gateway.live_request import LiveRequest
 from gateway.message_plan import MessageReader
-from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
 from gateway.reasoning.token_counter import ReasoningTokenCounter
+from gateway.send_watch import SendWatch
+from gateway.trace.request_trace import current as current_trace
 from pagewire.kit.errors import DeadlineExceededError, PagewireError, QueueFullError
 
 
@@ -28,7 +29,6 @@ class Generation:
         model: str,
         deadline_s: float,
         collector: OutputCollector,
-        metrics: GatewayMetrics,
         send_timeout_s: float,
         system_fingerprint: str = "",
         prompt_only: bool = False,
@@ -47,11 +47,12 @@ class Generation:
         self.abort_reason = AbortReason.CLIENT_GONE
         self.collector = collector
         self.requests: list[LiveRequest] = []
+        self.trace = current_trace()
         self._deadline_s = deadline_s
         self._send_timeout_s = send_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._send_watch = SendWatch(send_timeout_s, deadline_s, self._late_send)
         self._num_outputs_per_prompt = 1
-        self._started_s = time.monotonic()
-        self._metrics = metrics
         self._prompt_only = prompt_only
 
     @property
@@ -67,8 +68,27 @@ class Generation:
             reasoning_tokens=self.reasoning_tokens.num_tokens if self.reasoning_tokens else None,
         )
 
+    def facts(self) -> dict[str, object]:
+        """Return what the log line at the end says of it."""
+        usage = self.usage
+        return {
+            "model": self.model,
+            "generation_id": self.request_id,
+            "outputs": len(self.requests),
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+    @property
+    def blocked_s(self) -> float:
+        """How long a write to the client has waited for it to read; 0: none is under way."""
+        return self._send_watch.blocked_s
+
     def enter(self, requests: list[LiveRequest], num_outputs_per_prompt: int) -> None:
         self.requests = requests
+        for request in requests:
+            request.trace = self.trace.output()
         self._num_outputs_per_prompt = num_outputs_per_prompt
 
     def prompt_of(self, index: int) -> int:
@@ -90,22 +110,24 @@ class Generation:
             PagewireError: The request failed.
         """
         num_unfinished = len(self.requests)
-        is_first = True
         while num_unfinished:
-            outputs = await self._take(idle_s)
-            if is_first and outputs:
-                self._metrics.time_to_first_token.observe(time.monotonic() - self._started_s)
-                is_first = False
+            try:
+                outputs = await self._take(idle_s)
+            except PagewireError as exc:
+                self.trace.failed(exc)
+                raise
+            if outputs:
+                self.trace.took_outputs()
             for output in outputs:
                 if self.reasoning_tokens is not None:
                     self.reasoning_tokens.push(output.index, output.token_ids)
                 if output.finished is not None:
                     num_unfinished -= 1
-                    self._metrics.finished(output.finished.reason)
+                    self.trace.took_end(output.finished.reason)
                 if self._prompt_only:
                     _drop_output(output)
             if not num_unfinished:
-                self._metrics.e2e_latency.observe(time.monotonic() - self._started_s)
+                self.trace.took_all()
             yield outputs
 
     def fail(self, error: PagewireError, reason: AbortReason) -> None:
@@ -126,37 +148,40 @@ class Generation:
             async with asyncio.timeout_at(self._deadline_s):
                 yield
         except TimeoutError:
-            self.abort_reason = AbortReason.DEADLINE
-            raise DeadlineExceededError("the request's deadline passed") from None
+            raise self._past_deadline() from None
 
-    @asynccontextmanager
-    async def sending(self) -> AsyncIterator[None]:
+    def sending(self) -> SendWatch:
         """End a write inside that waits too long for a client that reads nothing.
 
-        Raises:
+        One write at a time. What it raises then:
             DeadlineExceededError: The request's time is over.
             QueueFullError: The client had its time to read.
         """
-        limit_s = asyncio.get_running_loop().time() + self._send_timeout_s
-        if self._deadline_s <= limit_s:
-            async with self.deadline():
-                yield
-            return
-        try:
-            async with asyncio.timeout_at(limit_s):
-                yield
-        except TimeoutError:
-            message = f"the client has read nothing for {self._send_timeout_s:g} s"
-            raise QueueFullError(message, reason="SLOW_CLIENT") from None
+        return self._send_watch
+
+    def close(self) -> None:
+        """Let go of timers; nobody reads or writes any more. Idempotent."""
+        self._send_watch.close()
+        self.collector.close()
 
     async def _take(self, idle_s: float | None) -> list[Output]:
-        async with self.deadline():
-            try:
-                # Nothing is lost: `take` can be cancelled only while it waits.
-                async with asyncio.timeout(idle_s):
-                    return await self.collector.take()
-            except TimeoutError:
-                return []
+        until_s = self._deadline_s
+        if idle_s is not None:
+            until_s = min(until_s, self._loop.time() + idle_s)
+        outputs = await self.collector.take(until_s)
+        if not outputs and until_s == self._deadline_s:
+            raise self._past_deadline()
+        return outputs
+
+    def _late_send(self) -> PagewireError:
+        if self._loop.time() >= self._deadline_s:
+            return self._past_deadline()
+        message = f"the client has read nothing for {self._send_timeout_s:g} s"
+        return QueueFullError(message, reason="SLOW_CLIENT")
+
+    def _past_deadline(self) -> DeadlineExceededError:
+        self.abort_reason = AbortReason.DEADLINE
+        return DeadlineExceededError("the request's deadline passed")
 
 
 def _drop_output(output: Output) -> None:

@@ -20,7 +20,9 @@ from gateway.generation import (
 )
 from gateway.logprobs import LogprobRow, spell
 from gateway.output_collector import OutputCollector
-from pagewire.kit.errors import PagewireError
+from gateway.output_record import OutputRecord
+from gateway.trace.output_trace import UNTRACED, UntracedOutput
+from pagewire.kit.errors import DeadlineExceededError, PagewireError
 from pagewire.sampling_params import SamplingParams
 
 
@@ -105,10 +107,13 @@ class LiveRequest:
         index: int,
         eos_token_ids: frozenset[int],
         collector: OutputCollector,
+        record: OutputRecord,
     ) -> None:
         self.request = request
         self.index = index
+        self.record = record
         self.owner: RequestOwner | None = None
+        self.trace: UntracedOutput = UNTRACED
         self.admission: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.output_token_ids: list[int] = []
         self.num_delivered_tokens = 0
@@ -134,9 +139,16 @@ class LiveRequest:
     def admit(self) -> None:
         if not self.admission.done():
             self.admission.set_result(None)
+            self.trace.admitted()
 
-    def note_scheduled(self, num_cached_tokens: int) -> None:
-        """Keep the first figure: usage is that of the first admission."""
+    def note_scheduled(self, num_cached_tokens: int, queue_s: float) -> None:
+        """Keep the first figures: usage is that of the first admission.
+
+        Args:
+            num_cached_tokens: Of the prompt.
+            queue_s: How long it waited in the engine's queue.
+        """
+        self.record.scheduled(num_cached_tokens, queue_s)
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached_tokens
 
@@ -204,11 +216,24 @@ class LiveRequest:
         if self.is_over:
             return
         self.is_over = True
+        self._count_failure(error)
         if self.admission.done():
             self._collector.fail(error)
         else:
             self.admission.set_exception(error)
             self.admission.exception()  # the waiter may be gone: not a lost exception
+
+    def give_up(self) -> None:
+        """End without a word: nobody wants its output any more; idempotent."""
+        if not self.is_over and self.is_admitted:
+            self.record.ended(FinishReason.ABORT)
+        self.is_over = True
+
+    def _count_failure(self, error: PagewireError) -> None:
+        """Count the end of what was admitted; a refusal is no end of a request."""
+        if self.is_admitted:
+            is_late = isinstance(error, DeadlineExceededError)
+            self.record.ended(FinishReason.ABORT if is_late else "error")
 
     def _is_eos(self, token_id: int) -> bool:
         stop_token_ids = self.request.sampling_params.stop_token_ids
@@ -216,6 +241,7 @@ class LiveRequest:
 
     def _end(self, output: Output, finished: Finished) -> None:
         self.is_over = True
+        self.record.ended(finished.reason)
         output.finished = finished
         self._collector.put(output)
 
@@ -229,6 +255,8 @@ class LiveRequest:
             rows = self.waiting_logprobs[: len(token_ids)]
             del self.waiting_logprobs[: len(token_ids)]
             output.logprobs = spell(token_ids, rows, iter(spelling.output))
+        if token_ids:
+            self.record.delivered(len(token_ids))
         self.num_delivered_tokens = token_offset
         self.num_delivered_chars += len(text)
         return output

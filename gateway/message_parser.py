@@ -69,6 +69,7 @@ class MessageParser:
         new_id: Callable[[], str] = str,
         max_calls: int | None = None,
         shows_reasoning: bool = True,
+        on_read: Callable[[bool], object] = bool,
     ) -> None:
         """Prepare for an output.
 
@@ -78,12 +79,14 @@ class MessageParser:
             new_id: Makes the id of a call.
             max_calls: Later calls are left out; None: all are kept.
             shows_reasoning: Whether reasoning gives events.
+            on_read: Told at the end whether there was a call, where `tools` read for some.
         """
         self._splitter = splitter
         self._tools = tools
         self._new_id = new_id
         self._max_calls = max_calls
         self._shows_reasoning = shows_reasoning
+        self._on_read = on_read
         self.num_calls = 0
         """Begun so far, those that are left out included."""
 
@@ -91,6 +94,11 @@ class MessageParser:
     def reads_reasoning(self) -> bool:
         """Whether reasoning gives events, where there is any."""
         return self._splitter is not None and self._shows_reasoning
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether all text is content, so that it needs no reading."""
+        return self._splitter is None and self._tools is None
 
     @property
     def has_calls(self) -> bool:
@@ -104,7 +112,10 @@ class MessageParser:
     def finish(self) -> list[MessageEvent]:
         """Return what was held back; the output is over."""
         events = self._read(self._splitter.finish()) if self._splitter else []
-        return events + self._number(self._tools.finish()) if self._tools else events
+        if self._tools is not None:
+            events += self._number(self._tools.finish())
+            self._on_read(self.has_calls)
+        return events
 
     def _read(self, split: Iterable[Content | Reasoning]) -> list[MessageEvent]:
         events: list[MessageEvent] = []

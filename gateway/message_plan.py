@@ -50,6 +50,8 @@ class MessageReader:
     new_id: Callable[[], str] = str
     max_calls: int | None = None
     shows_reasoning: bool = True
+    on_read: Callable[[bool], object] = bool
+    """Told of each output that was read for calls whether there was one."""
 
     def parser(self) -> MessageParser:
         """Return a parser for one more output."""
@@ -59,6 +61,7 @@ class MessageReader:
             new_id=self.new_id,
             max_calls=self.max_calls,
             shows_reasoning=self.shows_reasoning,
+            on_read=self.on_read,
         )
 
     def form_behind_reasoning(self, params: SamplingParams) -> SamplingParams:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gateway.tools.tool import Tool, ToolChoice
+
+RequestType = Literal["chat_completions", "responses", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,10 @@ class MessageRequest:
     """Whether there may be several calls in one message."""
     include_reasoning: bool = True
     """Whether the client wants to see it."""
+    streamed: bool = True
+    """Whether outputs are read as they come."""
+    request_type: RequestType = "other"
+    """By which API it came, for metrics."""
 
 
 def tools_of(functions: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:

@@ -1,61 +1,89 @@
-"""What the gateway counts and times about requests, under vLLM's names with our prefix."""
+"""What the gateway counts beside its replicas: requests, answers over HTTP, calls of tools.
+
+Names are vLLM's with our prefix. Those of HTTP have none, as with vLLM: they are those of the
+instrumentation that FastAPI servers use.
+"""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.generation import Usage
+from gateway.request_metrics import RequestMetrics
+from pagewire.kit.metric_families import PREFIX
 
-_LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+UNCOUNTED_ROUTES = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})
+"""Asked for again and again by machines."""
+
+_HTTP_DURATION_S = (0.1, 0.5, 1.0)
 
 
 class GatewayMetrics:
-    """Metrics of one gateway; nothing here is updated per token."""
+    """Metrics of one gateway. What it counts for each token is in `requests`, in plain numbers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.requests = RequestMetrics()
+        registry.register(self.requests)
         self.num_live_outputs = Gauge(
-            "pagewire_gateway_live_outputs", "Outputs being generated now.", registry=registry
+            f"{PREFIX}gateway_live_outputs", "Outputs being generated now.", registry=registry
         )
-        self.time_to_first_token = Histogram(
-            "pagewire_time_to_first_token_seconds",
-            "From arrival to the first text or tokens of a request.",
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self.e2e_latency = Histogram(
-            "pagewire_e2e_request_latency_seconds",
-            "From arrival to the end of a request that finished.",
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self._prompt_tokens = Counter(
-            "pagewire_prompt_tokens", "Prompt tokens of ended requests.", registry=registry
-        )
-        self._generation_tokens = Counter(
-            "pagewire_generation_tokens", "Output tokens of ended requests.", registry=registry
-        )
-        self._finished = Counter(
-            "pagewire_request_success",
-            "Outputs that finished, by reason.",
-            ["finished_reason"],
+        self._tool_calls = Counter(
+            f"{PREFIX}tool_call_parser_invocations",
+            "Outputs that were read for calls of tools.",
+            ["model_name", "mode", "outcome", "request_type"],
             registry=registry,
         )
         self._http_requests = Counter(
-            "pagewire_http_requests", "HTTP answers.", ["route", "status"], registry=registry
+            "http_requests", "HTTP requests.", ["method", "handler", "status"], registry=registry
+        )
+        self._http_duration = Histogram(
+            "http_request_duration_seconds",
+            "From a request's head to the end of its answer.",
+            ["method", "handler"],
+            buckets=_HTTP_DURATION_S,
+            registry=registry,
+        )
+        self._http_responses = Counter(
+            f"{PREFIX}http_responses",
+            "HTTP answers by their exact status.",
+            ["handler", "status"],
+            registry=registry,
         )
 
-    def finished(self, reason: str) -> None:
-        self._finished.labels(reason).inc()
+    def tool_calls_read(
+        self, model_name: str, *, streamed: bool, has_calls: bool, request_type: str
+    ) -> None:
+        """Count an output whose text was read for calls.
 
-    def ended(self, usage: Usage) -> None:
-        self._prompt_tokens.inc(usage.prompt_tokens)
-        self._generation_tokens.inc(usage.completion_tokens)
+        Args:
+            model_name: As in answers.
+            streamed: Whether it was read as it came.
+            has_calls: Whether any was found.
+            request_type: chat_completions, responses or other.
+        """
+        mode = "streaming" if streamed else "non_streaming"
+        outcome = "tool_call" if has_calls else "no_tool_call"
+        self._tool_calls.labels(model_name, mode, outcome, request_type).inc()
 
     def http_refused(self, status: int) -> None:
         """Count an answer to what never reached a route."""
-        self.http_answer("none", status)
+        self.http_answer("none", "none", status, 0.0)
 
-    def http_answer(self, route: str, status: int) -> None:
-        """Count an answer; `route` is one of the routes, never a client's path."""
-        self._http_requests.labels(route, str(status)).inc()
+    def http_answer(self, method: str, route: str, status: int, duration_s: float) -> None:
+        """Count an answer.
+
+        Args:
+            method: Of the request; anything that no route knows counts as one.
+            route: One of the routes, never a client's path.
+            status: 0: there was no answer.
+            duration_s: From the request's head to the end of the answer.
+        """
+        if route in UNCOUNTED_ROUTES:
+            return
+        method = method if method in _METHODS else "none"
+        self._http_requests.labels(method, route, f"{status // 100}xx").inc()
+        self._http_duration.labels(method, route).observe(duration_s)
+        self._http_responses.labels(route, str(status)).inc()
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from gateway.live_request import EngineRequest, LiveRequest
 from gateway.message_service import MessageService
 from gateway.metrics import GatewayMetrics
 from gateway.output_collector import OutputCollector
+from gateway.output_record import OutputRecord, PromptRecord
 from gateway.prompts import prompt_texts, tokenize_bad_words, tokenize_prompts
 from gateway.readiness import Readiness
 from gateway.request_plan import (
@@ -65,6 +66,8 @@ class _Plan:
     info: EngineInfo
     prompts: list[tuple[Sequence[int], SamplingParams]]
     arrival_time_ns: int
+    arrived_s: float
+    """The same moment on the monotonic clock."""
     deadline_ns: int
 
 
@@ -89,6 +92,8 @@ class RequestService:
         self._messages = messages
         self._generations: set[Generation] = set()
         self._num_live = 0
+        self.num_requests = 0
+        """Of clients, that found room; grows forever."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -99,7 +104,7 @@ class RequestService:
         Raises:
             PagewireError: It was refused; nothing has been generated.
         """
-        arrival_time_ns = time.time_ns()
+        arrival_time_ns, arrived_s = time.time_ns(), time.monotonic()
         timeout_s = self._timeouts.request_timeout_s
         if request.timeout_s is not None:
             timeout_s = min(timeout_s, max(request.timeout_s, 0.0))
@@ -115,28 +120,32 @@ class RequestService:
             collector=OutputCollector(
                 self._limits.max_buffered_output_bytes, lambda: self._release(generation)
             ),
-            metrics=self._metrics,
             send_timeout_s=self._timeouts.send_timeout_s,
             system_fingerprint=f"fp_{info.engine_fingerprint[:_NUM_FINGERPRINT_DIGITS]}",
             prompt_only=request.prompt_only,
         )
-        with self._counted(generation, len(request.prompts) * request.n):
+        num_outputs, trace = len(request.prompts) * request.n, generation.trace
+        with trace.generating(generation.facts), self._counted(generation, num_outputs):
             try:
                 async with generation.deadline():
                     rows = await tokenize_prompts(self.tokenizer, request, limit)
                     params = await tokenize_bad_words(self.tokenizer, params, info.vocab_size)
                     await self._messages.attach(generation, request, rows)
                     params = generation.messages.form_behind_reasoning(params)
+                    planned = await self._messages.plan_thinking(generation, params, rows)
                     if request.echo:
                         texts = await prompt_texts(self.tokenizer, request, rows)
                         generation.prompt_texts = texts
+                trace.mark("tokenize", "tokenize_wire")
                 plan = _Plan(
                     request=request,
                     info=info,
                     prompts=[
-                        (ids, fit_to_context(params, request, len(ids), info)) for ids in rows
+                        (ids, fit_to_context(each, request, len(ids), info))
+                        for ids, each in zip(rows, planned, strict=True)
                     ],
                     arrival_time_ns=arrival_time_ns,
+                    arrived_s=arrived_s,
                     deadline_ns=arrival_time_ns + int(timeout_s * _NS_PER_S),
                 )
                 generation.enter(self._fan_out(plan, generation), request.n)
@@ -144,6 +153,12 @@ class RequestService:
                 yield generation
             finally:
                 self._release(generation)
+                generation.close()
+
+    @property
+    def generations(self) -> Collection[Generation]:
+        """Requests of clients that are being answered."""
+        return self._generations
 
     @property
     def num_live_requests(self) -> int:
@@ -176,6 +191,7 @@ class RequestService:
                 retry_after_s=_RETRY_AFTER_S,
             )
         self._generations.add(generation)
+        self.num_requests += 1
         self._count(num_outputs)
         try:
             yield
@@ -183,7 +199,6 @@ class RequestService:
             self._generations.discard(generation)
             self._count(-num_outputs)
             usage = generation.usage
-            self._metrics.ended(usage)
             charge(usage.prompt_tokens, usage.completion_tokens)
 
     def _count(self, num_outputs: int) -> None:
@@ -201,6 +216,7 @@ class RequestService:
         name = f"{generation.request_id}-{secrets.token_hex(4)}"
         children = []
         for prompt_index, (token_ids, params) in enumerate(plan.prompts):
+            record = self._prompt_record(plan, token_ids, params)
             for child in range(request.n):
                 index = prompt_index * request.n + child
                 engine_request = EngineRequest(
@@ -213,24 +229,43 @@ class RequestService:
                     cache_salt=request.cache_salt,
                     traceparent=context.traceparent() or "",
                 )
-                eos_token_ids = plan.info.eos_token_ids
                 children.append(
-                    LiveRequest(engine_request, index, eos_token_ids, generation.collector)
+                    LiveRequest(
+                        engine_request,
+                        index,
+                        plan.info.eos_token_ids,
+                        generation.collector,
+                        OutputRecord(record),
+                    )
                 )
         return children
+
+    def _prompt_record(
+        self, plan: _Plan, token_ids: Sequence[int], params: SamplingParams
+    ) -> PromptRecord:
+        return PromptRecord(
+            metrics=self._metrics.requests,
+            model_name=plan.info.served_model_names[0],
+            max_model_len=plan.info.max_model_len,
+            num_prompt_tokens=len(token_ids),
+            num_outputs=plan.request.n,
+            max_tokens=params.max_tokens,
+            arrived_s=plan.arrived_s,
+        )
 
     async def _admit(
         self, generation: Generation, n: int, engine: EngineClient, info: EngineInfo
     ) -> None:
         for first in range(0, len(generation.requests), n):
             self.engines.dispatch(generation.requests[first : first + n], engine, info)
+        generation.trace.dispatched()
         async with generation.deadline():
             await asyncio.gather(*(request.admission for request in generation.requests))
 
     def _release(self, generation: Generation) -> None:
         """Leave nothing of the generation in the engine and the tokenizer; idempotent."""
         for request in generation.requests:
-            request.is_over = True
+            request.give_up()
             if request.owner is not None:
                 request.owner.abort(request, generation.abort_reason)
             self._detokenizer.forget(request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 
 from gateway.access.clients import Clients
 from gateway.access.interceptor import AccessInterceptor
@@ -19,9 +20,12 @@ from gateway.engine_client import EngineSettings
 from gateway.engine_pool import EnginePool, PoolSettings
 from gateway.engine_stream import GatewayIdentity
 from gateway.http.app import HttpSettings, build_app
+from gateway.http.orca import named_load
 from gateway.http.protocol import ConnectionLimits
 from gateway.http.scope import guarded
 from gateway.http.server import HttpServer
+from gateway.map.live_map import LiveMap
+from gateway.map.observer import Observer, Parts
 from gateway.message_service import MessageService
 from gateway.metrics import GatewayMetrics
 from gateway.readiness import Readiness
@@ -30,6 +34,8 @@ from gateway.routing.metrics import ReplicaCollector
 from gateway.servicer import InferenceServicer
 from gateway.token_service import TokenService
 from gateway.tokenizer_client import TokenizerClient
+from gateway.trace.interceptor import TraceInterceptor
+from gateway.trace.recorder import TraceRecorder
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
 from pagewire.kit.port_security import PortSecurity
@@ -56,13 +62,15 @@ class GatewayServer:
         metrics = GatewayMetrics(registry)
         self.readiness = Readiness()
         self._backends = self._build_backends()
+        traces = TraceRecorder(config.trace)
         registry.register(ReplicaCollector(self._backends.engines))
+        metrics.requests.connected = self._backends.engines.connected
         self.service = RequestService(
             self._backends,
             config.limits,
             config.timeouts,
             metrics,
-            MessageService(config.messages, self._backends.tokenizer),
+            MessageService(config.messages, self._backends.tokenizer, metrics),
         )
         tokens = TokenService(
             self._backends.engines,
@@ -82,7 +90,7 @@ class GatewayServer:
                 )
             ],
             public=PortSecurity(config.ssl.paths, is_public=True),
-            interceptors=[AccessInterceptor(clients)],
+            interceptors=[TraceInterceptor(traces), AccessInterceptor(clients)],
             registry=registry,
         )
         timeout_s = config.timeouts.body_timeout_s
@@ -92,9 +100,23 @@ class GatewayServer:
             config.timeouts.stream_keep_alive_s,
             config.enable_tokenizer_info_endpoint,
         )
-        routes = build_app(self.service, tokens, metrics, settings)
+        parts = Parts(
+            self.service,
+            self._backends.engines,
+            self._backends.tokenizer,
+            self.grpc_server.process.latest,
+        )
+        self.live_map = LiveMap(Observer(parts).look)
+        routes = build_app(self.service, tokens, metrics, settings, traces, self.live_map)
         self.http_server = HttpServer(
-            guarded(routes, clients, config.cors, metrics),
+            guarded(
+                routes,
+                clients,
+                config.cors,
+                metrics,
+                partial(named_load, self._backends.engines),
+                traces,
+            ),
             config.host,
             config.http_port,
             ConnectionLimits(
@@ -118,6 +140,7 @@ class GatewayServer:
         self._owner.spawn(self._report_readiness(), name="readiness")
         self._owner.spawn(self._backends.tokenizer.run(), name="tokenizer")
         self._owner.spawn(self._backends.engines.run(), name="engines")
+        self._owner.spawn(self.live_map.run(), name="map")
         log.info("http_listening", host=self._config.host, port=self.http_server.port)
 
     async def wait_failed(self) -> None:
@@ -151,6 +174,7 @@ class GatewayServer:
             timeouts.recovery_timeout_s,
             use_model_defaults=config.generation_config == "auto",
             tls=config.tls.peer("scheduler"),
+            traces=config.trace.trace_requests > 0,
         )
         on_change = self.readiness.changed.set
         pool = PoolSettings(config.routing_policy, timeouts.request_timeout_s)

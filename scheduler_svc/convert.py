@@ -190,6 +190,15 @@ def _set_figures(
     message.num_accepted_tokens = stats.num_accepted_tokens
     message.num_accepted_tokens_per_pos.extend(stats.num_accepted_tokens_per_pos)
     _set_histogram(message.iteration_tokens, counters.iteration_tokens)
+    message.max_num_seqs = core.config.scheduler.max_num_seqs
+    _set_timings(message.steps, counters.steps, since_ns=0)
+    for pulse in core.worker_pulses():
+        message.workers.add(
+            address=pulse.address,
+            rank=pulse.rank,
+            round_trip_ns=pulse.round_trip_ns,
+            process=pulse.process,
+        )
 
 
 def _set_histogram(message: scheduler_pb2.HistogramFigures, histogram: Histogram) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 
@@ -27,6 +27,7 @@ from scheduler_svc.executor import (
     KvCachePlan,
     WorkerFacts,
     WorkerLostError,
+    WorkerPulse,
     WorkerUnavailableError,
 )
 from scheduler_svc.grammar import Grammar, GrammarError
@@ -173,6 +174,10 @@ class EngineCore:
     @property
     def pause_state(self) -> PauseState:
         return PauseState.UNPAUSED if self._scheduler is None else self._scheduler.pause_state
+
+    def worker_pulses(self) -> Sequence[WorkerPulse]:
+        """What the workers' heartbeats told last."""
+        return self._executor.pulses()
 
     def make_stats(self) -> SchedulerStats | None:
         """The scheduler's figures; None before the first worker is ready."""
@@ -321,6 +326,7 @@ class EngineCore:
 
     def put_outputs(self, outputs: Mapping[int, EngineCoreOutputs], timings: StepTimings) -> None:
         self._count(outputs)
+        self.counters.steps += timings
         for client_id, client_outputs in outputs.items():
             sink = self._sinks.get(client_id)
             if sink is not None:
@@ -416,9 +422,10 @@ class EngineCore:
         counters.num_steps += 1
         num_new = sum(sum(map(len, client.new_token_ids)) for client in outputs.values())
         counters.generation_tokens += num_new
-        counters.prompt_tokens += sum(
-            item.num_prompt_tokens for client in outputs.values() for item in client.scheduled
-        )
+        num_before = counters.prompt_tokens
+        counters.prompt_tokens = self._require_scheduler().num_prefilled_tokens
+        if num_new:
+            counters.iteration_tokens.observe(counters.prompt_tokens - num_before + num_new)
 
     def _require_scheduler(self) -> Scheduler:
         if self._scheduler is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from pagewire.kit.errors import PagewireError
+from pagewire.kit.histogram import Histogram
+from pagewire.metric_buckets import ITERATION_TOKENS
 from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
 
 
@@ -54,8 +56,12 @@ class EngineCounters:
 
     num_steps: int = 0
     prompt_tokens: int = 0
-    """Of requests that began to run."""
+    """Of requests whose prompt has been computed to its end."""
     generation_tokens: int = 0
+    iteration_tokens: Histogram = field(default_factory=lambda: Histogram(ITERATION_TOKENS))
+    """By step that gave tokens: those, and the prompts that it computed to their end."""
     num_workers_lost: int = 0
     worker_idle_ns: int = 0
     """How long workers had no step queued though there was work for one."""
+    steps: StepTimings = field(default_factory=StepTimings)
+    """Sums over all steps."""

@@ -7,6 +7,7 @@ block serves any group of layers, so it has the bytes that the largest group nee
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import asdict
 
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
@@ -40,6 +41,26 @@ def plan_kv_cache(config: EngineConfig, facts: WorkerFacts) -> KvCachePlan:
     if _num_blocks_for(max_model_len, config, facts) > num_blocks - 1:
         raise _too_small(max_model_len, num_blocks, config, facts)
     return KvCachePlan(num_blocks, block_size, max_model_len, len(facts.kv_cache_groups))
+
+
+def describe_kv_cache(
+    config: EngineConfig, facts: WorkerFacts, plan: KvCachePlan
+) -> dict[str, str]:
+    """Return the cache's settings and sizes by name, as text; what is not set is `None`.
+
+    `kv_cache_max_concurrency` is how many requests of full length fit at a time,
+    `kv_cache_size_tokens` their tokens: with sliding windows more than blocks times block size.
+    """
+    longest = _num_blocks_for(plan.max_model_len, config, facts)
+    concurrency = (plan.num_blocks - 1) / longest
+    values = {
+        **asdict(config.cache),
+        "block_size": plan.block_size,
+        "num_gpu_blocks": plan.num_blocks,
+        "kv_cache_size_tokens": int(concurrency * plan.max_model_len),
+        "kv_cache_max_concurrency": round(concurrency, 4),
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 def _max_model_len(config: EngineConfig, facts: WorkerFacts) -> int:

@@ -40,11 +40,14 @@ class LiveRequests:
         """Requests with a compiled grammar."""
         self.num_preemptions = 0
         """Grows forever."""
+        self.num_prefilled_tokens = 0
+        """Prompt tokens of requests that have got their first token; grows forever."""
         self._limits = limits
         self._kv_cache = kv_cache
         self._finished_req_ids: list[str] = []
         self._preempted_req_ids: list[str] = []
         self._newly_scheduled: list[Request] = []
+        self._prefilling: list[Request] = []
 
     @property
     def has_untold(self) -> bool:
@@ -91,6 +94,8 @@ class LiveRequests:
             # A resumed request may hit blocks of its own output; usage counts the prompt alone.
             request.num_cached_tokens = min(hit.num_tokens, request.num_prompt_tokens)
             self._newly_scheduled.append(request)
+            if request.num_output_tokens == 0:
+                self._prefilling.append(request)
 
     def preempt(self, request: Request) -> None:
         """Drop the KV of a running request and keep its tokens; it goes before what waits."""
@@ -143,6 +148,20 @@ class LiveRequests:
         """Those whose first step was planned since the last time, and that have not ended."""
         newly, self._newly_scheduled = self._newly_scheduled, []
         return [request for request in newly if not request.status.is_finished]
+
+    def note_prefilled(self) -> None:
+        """Count the prompts of those that have a token by now; a resumed one counted before."""
+        if not self._prefilling:
+            return
+        prefilling = self._prefilling
+        self._prefilling = [
+            each
+            for each in prefilling
+            if not each.num_output_tokens and not each.status.is_finished
+        ]
+        self.num_prefilled_tokens += sum(
+            each.num_prompt_tokens for each in prefilling if each.num_output_tokens
+        )
 
     def take_untold(self) -> tuple[list[str], list[str]]:
         """Ids of requests that ended, and that were preempted, since the worker last heard."""

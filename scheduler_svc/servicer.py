@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from typing import Any, NoReturn
 
@@ -20,11 +20,13 @@ from pagewire.kit.errors import (
     UnimplementedError,
 )
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S
+from pagewire.kit.pulse import ProcessFigures, no_figures
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc import convert
 from scheduler_svc.direct_client import DirectClient
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_stream import EngineStreams, SchedulerIdentity
+from scheduler_svc.kv_sizing import describe_kv_cache
 
 DEFAULT_LOAD_INTERVAL_S = 1.0
 MIN_LOAD_INTERVAL_S = 0.05
@@ -35,22 +37,35 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Requests in, tokens out."""
 
-    def __init__(self, core: EngineCore, identity: SchedulerIdentity) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        identity: SchedulerIdentity,
+        process: Callable[[], ProcessFigures | None] = no_figures,
+    ) -> None:
+        """Serve calls.
+
+        Args:
+            core: What they are for.
+            identity: Of this process.
+            process: Gives what heartbeats tell of it.
+        """
         self._core = core
         self._identity = identity
-        self._streams = EngineStreams(core, identity)
+        self._streams = EngineStreams(core, identity, process)
 
     async def GetEngineInfo(
         self, request: scheduler_pb2.GetEngineInfoRequest, context: Context
     ) -> scheduler_pb2.GetEngineInfoResponse:
-        config = self._core.config
+        config, info = self._core.config, self._core.require_info()
         return convert.engine_info(
-            self._core.require_info(),
+            info,
             self._identity.scheduler_id,
             self._identity.epoch,
             names=config.served_model_names,
             max_num_seqs=config.scheduler.max_num_seqs,
             max_logprobs=config.model.max_logprobs,
+            cache_config=describe_kv_cache(config, info.facts, info.kv_cache),
         )
 
     # Written through the context: in grpc.aio that is the cheaper way down for many frames.
@@ -85,7 +100,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         sent: scheduler_pb2.WatchLoadResponse | None = None
         silent_s = 0.0
         while True:
-            load = convert.load(self._core.make_stats(), self._core.counters, self._core.state)
+            load = convert.load(self._core)
             # Also without a change now and then: a scheduler that is stuck must not look idle.
             if load != sent or silent_s >= HEARTBEAT_INTERVAL_S:
                 yield load

@@ -11,7 +11,7 @@ known. All others overlap as ever.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.drafter import Drafter
@@ -34,6 +34,18 @@ class SpeculationStats:
     """Verifications: one a request and step."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """By place among the drafts of a step; as long as the longest run that was right."""
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one verification."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        by_place = self.num_accepted_tokens_per_pos
+        by_place += [0] * (num_accepted - len(by_place))
+        for place in range(num_accepted):
+            by_place[place] += 1
 
 
 def can_verify(params: SamplingParams) -> bool:
@@ -128,6 +140,4 @@ class Speculation:
         if request.drafts is not None:
             num_outputs = request.num_output_tokens + num_sampled
             request.drafts.record(len(token_ids), num_accepted, num_outputs)
-        self.stats.num_drafts += 1
-        self.stats.num_draft_tokens += len(token_ids)
-        self.stats.num_accepted_tokens += num_accepted
+        self.stats.record(len(token_ids), num_accepted)

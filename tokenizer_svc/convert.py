@@ -145,6 +145,7 @@ def frame_from_proto(message: tokenizer_pb2.DetokenizeRequest) -> TokenFrame:
         rows=rows,
         closes=message.closes,
         extra_token_ids=message.extra_token_ids,
+        num_new_tokens=len(token_ids),
     )
 
 
@@ -174,10 +175,6 @@ def answer_to_proto(frame: int, answer: TextFrame) -> tokenizer_pb2.DetokenizeRe
             for handle, message in answer.errors
         ],
     )
-
-
-def heartbeat_to_proto(sequence: int) -> tokenizer_pb2.DetokenizeResponse:
-    return tokenizer_pb2.DetokenizeResponse(heartbeat=common_pb2.Heartbeat(sequence=sequence))
 
 
 def vocabulary_slices(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pagewire.kit.logs import get_logger
 from pagewire.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer
+from tokenizer_svc.metrics import TokenizerCounters
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 
 MAX_OPEN_REQUESTS = 65_536
@@ -49,6 +50,8 @@ class TokenFrame:
     rows: Sequence[TokenRow] = ()
     closes: Sequence[int] = ()
     extra_token_ids: Sequence[int] = ()
+    num_new_tokens: int = 0
+    """Of all rows together."""
 
 
 @dataclass(slots=True)
@@ -73,8 +76,9 @@ class TextFrame:
 class DetokenizeSession:
     """Invariant: a handle is in `_open` from its open until its end, stop, close or error."""
 
-    def __init__(self, model: ModelTokenizer) -> None:
+    def __init__(self, model: ModelTokenizer, counters: TokenizerCounters | None = None) -> None:
         self._model = model
+        self._counters = counters or TokenizerCounters()
         self._open: dict[int, Detokenizer] = {}
         self._num_tokens_since_pause = 0
 
@@ -85,6 +89,7 @@ class DetokenizeSession:
     async def take(self, frame: TokenFrame) -> TextFrame:
         """Take in one frame and answer it; lets other tasks run during long ones."""
         answer = TextFrame()
+        self._counters.num_detokenized_tokens += frame.num_new_tokens
         for opened in frame.opens:
             self._start(opened, answer)
             if opened.output_token_ids and opened.handle in self._open:

@@ -10,11 +10,13 @@ import asyncio
 from collections.abc import Callable
 
 from pagewire.kit.logs import configure_logging
+from pagewire.kit.process_figures import Work
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.v1 import tokenizer_pb2_grpc
 from tokenizer_svc.chat_template import ChatTemplates
 from tokenizer_svc.config import TokenizerServiceConfig
 from tokenizer_svc.load import load_model
+from tokenizer_svc.metrics import TokenizerCounters
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 from tokenizer_svc.servicer import TokenizerServicer
 from tokenizer_svc.tokenizer_engine import Limits, TokenizerEngine
@@ -49,6 +51,11 @@ class TokenizerServer:
             ],
             callers=("gateway", "scheduler"),
         )
+        self._counters = TokenizerCounters()
+        self.server.registry.register(self._counters)
+
+        self.servicer.process = self.server.process.latest
+        self.server.process.work = lambda: Work.of(self._pool.busy, self._pool.num_jobs)
 
     async def start(self) -> None:
         """Serve; returns when the tokenizer is loaded.
@@ -59,7 +66,7 @@ class TokenizerServer:
         await self.server.start()
         model, templates = await self._pool.run(self._load, self._config)
         limits = Limits(self._config.max_prompt_bytes, self._config.trust_request_chat_template)
-        self.servicer.engine = TokenizerEngine(model, templates, limits, self._pool)
+        self.servicer.engine = TokenizerEngine(model, templates, limits, self._pool, self._counters)
         await self.server.set_serving(True)
 
     async def stop(self) -> None:

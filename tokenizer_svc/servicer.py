@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeAlias
 
 import grpc
 
 from pagewire.kit.errors import ServiceUnavailableError
+from pagewire.kit.pulse import ProcessFigures, Pulse, no_figures
 from pagewire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 from tokenizer_svc import convert
 from tokenizer_svc.detokenize_session import DetokenizeSession
@@ -31,6 +32,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     def __init__(self) -> None:
         self.engine: TokenizerEngine | None = None
         self.draining = asyncio.Event()
+        self.process: Callable[[], ProcessFigures | None] = no_figures
+        """Gives what heartbeats tell of this process."""
 
     async def GetTokenizerInfo(
         self, request: tokenizer_pb2.GetTokenizerInfoRequest, context: Context
@@ -77,7 +80,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     ) -> None:
         engine = self._engine()
         session = DetokenizeSession(engine.model, engine.counters)
-        await DetokenizeStream(session, context, self.draining).serve()
+        pulse = Pulse(self.process)
+        await DetokenizeStream(session, context, self.draining, pulse=pulse).serve()
 
     async def GetVocabulary(
         self, request: tokenizer_pb2.GetVocabularyRequest, context: Context

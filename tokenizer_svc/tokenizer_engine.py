@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pagewire.kit.errors import InvalidRequestError
 from tokenizer_svc.chat_template import ChatRequest, ChatTemplates
+from tokenizer_svc.metrics import TokenizerCounters
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 from tokenizer_svc.work_pool import WorkPool
 
@@ -47,11 +48,17 @@ class TokenizerEngine:
     """One model's tokenizer behind limits and threads. Used from one event loop."""
 
     def __init__(
-        self, model: ModelTokenizer, templates: ChatTemplates, limits: Limits, pool: WorkPool
+        self,
+        model: ModelTokenizer,
+        templates: ChatTemplates,
+        limits: Limits,
+        pool: WorkPool,
+        counters: TokenizerCounters | None = None,
     ) -> None:
         self.model = model
         self.templates = templates
         self.limits = limits
+        self.counters = counters or TokenizerCounters()
         self._pool = pool
 
     async def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
@@ -118,7 +125,9 @@ class TokenizerEngine:
 
     async def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         inline = sum(map(len, texts)) <= _INLINE_BYTES
-        return await self._do(inline, self.model.encode_batch, texts, add_special_tokens)
+        rows = await self._do(inline, self.model.encode_batch, texts, add_special_tokens)
+        self.counters.encoded(rows)
+        return rows
 
     async def _do(self, inline: bool, work: Callable[..., T], *arguments: Any) -> T:
         return work(*arguments) if inline else await self._pool.run(work, *arguments)

@@ -14,6 +14,7 @@ from pagewire.kit.errors import InvalidRequestError, PagewireError
 from worker_svc.device_thread import DeviceThread
 from worker_svc.grammar_masks import MASKS_TIMEOUT_S, DueMasks, GrammarMasks, MaskSource, no_masks
 from worker_svc.lease import Lease
+from worker_svc.metrics import StepCounters
 from worker_svc.step import SchedulerOutput
 from worker_svc.step_executor import StepDone, StepExecutor, StepFailure
 
@@ -39,6 +40,7 @@ class Execution:
         executor: StepExecutor,
         device: DeviceThread,
         masks_timeout_s: float = MASKS_TIMEOUT_S,
+        counters: StepCounters | None = None,
     ) -> None:
         self.lease = lease
         self.executor = executor
@@ -47,6 +49,7 @@ class Execution:
         self._device = device
         self._queued: deque[asyncio.Future[StepOutcome]] = deque()
         self._masks = DueMasks(masks_timeout_s)
+        self._counters = counters or StepCounters()
 
     @property
     def is_idle(self) -> bool:
@@ -128,4 +131,5 @@ class Execution:
 
     def _queue(self, future: asyncio.Future[StepOutcome]) -> asyncio.Future[StepOutcome]:
         self._queued.append(future)
+        future.add_done_callback(self._counters.count)
         return future

@@ -9,9 +9,11 @@ from __future__ import annotations
 import socket
 
 from pagewire.kit.logs import configure_logging
+from pagewire.kit.process_figures import Work
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
 from pagewire.v1 import worker_pb2_grpc
 from worker_svc.config import WorkerConfig
+from worker_svc.metrics import WorkerCollector
 from worker_svc.runners import RunnerFactory, make_runner
 from worker_svc.servicer import WorkerAdminServicer, WorkerServicer
 from worker_svc.worker import Worker
@@ -26,14 +28,18 @@ class WorkerServer:
     def __init__(self, config: WorkerConfig, runner_factory: RunnerFactory = make_runner) -> None:
         self._config = config
         self.worker = Worker(
-            runner_factory, config.lease_timeout_s, host=group_host(config.server.listen)
+            runner_factory,
+            config.lease_timeout_s,
+            host=group_host(config.server.listen),
+            num_replicas_here=config.replicas_on_machine,
+            profiler_dir=config.profiler_dir,
         )
         self.server = ServiceServer(
             config.server,
             SERVICE_NAME,
             register=[
                 lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(
-                    WorkerServicer(self.worker), server
+                    WorkerServicer(self.worker, self.server.process.latest), server
                 )
             ],
             callers=("scheduler",),
@@ -43,6 +49,14 @@ class WorkerServer:
                 )
             ],
         )
+
+        self.server.registry.register(WorkerCollector(self.worker.counters, self.worker.status))
+
+        self.server.process.work = self._work
+
+    def _work(self) -> Work:
+        device = self.worker.device
+        return Work.of(device.busy, device.num_queued)
 
     async def start(self) -> None:
         """Serve; a blank worker is a worker that can be initialized."""

@@ -40,7 +40,7 @@ from worker_svc.memory import REASON, check_available, check_fits
 from worker_svc.metrics import StepCounters
 from worker_svc.model_load import LoadedModel, LoadProgress, ModelLoad
 from worker_svc.profile_run import WorkerProfiles
-from worker_svc.profiling import ProfileCall, ProfilerFactory, ProfileResult, make_profiler
+from worker_svc.profiling import ProfileCall, ProfileResult, ProfilerFactory, make_profiler
 from worker_svc.runners import RunnerFactory, describe_runner
 from worker_svc.sleep import WorkerSleep, check_tags
 from worker_svc.step_executor import StepExecutor, StepLimits

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from pagewire.kit.metric_families import PREFIX
+
 
 class ClientMetrics:
     """Metrics by client; their labels are bounded by the number of keys."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._admitted = Counter(
-            "pagewire_client_requests", "Requests admitted, by client.", ["client"],
+            f"{PREFIX}client_requests", "Requests admitted, by client.", ["client"],
             registry=registry,
         )  # fmt: skip
         self._running = Gauge(
-            "pagewire_client_requests_running", "Requests that run now, by client.", ["client"],
+            f"{PREFIX}client_requests_running", "Requests that run now, by client.", ["client"],
             registry=registry,
         )  # fmt: skip
         self._refused = Counter(
-            "pagewire_client_refusals", "Requests over a limit of their client, by limit.",
+            f"{PREFIX}client_refusals", "Requests over a limit of their client, by limit.",
             ["client", "reason"], registry=registry,
         )  # fmt: skip
         self._tokens = Counter(
-            "pagewire_client_tokens", "Tokens of ended requests, by client.", ["client", "kind"],
+            f"{PREFIX}client_tokens", "Tokens of ended requests, by client.", ["client", "kind"],
             registry=registry,
         )  # fmt: skip
         self._unauthenticated = Counter(
-            "pagewire_unauthenticated", "Requests without a valid API key.", registry=registry
+            f"{PREFIX}unauthenticated", "Requests without a valid API key.", registry=registry
         )
 
     def started(self, client: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,64 +13,86 @@ from gateway.config import CorsConfig
 from gateway.http.cors import Cors
 from gateway.http.errors import ClientGoneError
 from gateway.http.guard import Guard
+from gateway.http.orca import NamedLoad, load_headers
 from gateway.metrics import GatewayMetrics
+from gateway.trace.recorder import TraceRecorder
 from pagewire.kit import context
 from pagewire.kit.logs import get_logger
 
 log = get_logger("gateway.http")
 
+Header = tuple[bytes, bytes]
+
 _CLIENT_GONE_STATUS = 499
-_UNLOGGED_ROUTES = frozenset({"/health", "/ping", "/metrics"})
+_UNLOGGED_ROUTES = frozenset({"/health", "/ping", "/metrics", "/v1/map"})
 
 
 def guarded(
-    routes: ASGIApp, clients: Clients, cors: CorsConfig, metrics: GatewayMetrics
+    routes: ASGIApp,
+    clients: Clients,
+    cors: CorsConfig,
+    metrics: GatewayMetrics,
+    load: NamedLoad,
+    traces: TraceRecorder | None = None,
 ) -> ASGIApp:
     """Return the whole application around the routes, outermost first: ids, CORS, the guard."""
-    return HttpScope(Cors(Guard(routes, clients), cors), metrics)
+    inner = Cors(Guard(routes, clients), cors)
+    return HttpScope(inner, metrics, load, traces or TraceRecorder())
 
 
 class HttpScope:
     """The outermost ASGI application: every answer has an id, is counted and logged."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: GatewayMetrics, load: NamedLoad, traces: TraceRecorder
+    ) -> None:
         self._app = app
+        self._traces = traces
         self._metrics = metrics
+        self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
         ids = context.ids_from_metadata(headers)
-        answer = _Answer(send, ids["request_id"])
+        answer = _Answer(send, ids["request_id"], partial(load_headers, scope, self._load))
         started_s = time.monotonic()
-        with context.bind(**ids):
+        with context.bind(**ids), self._traces.call() as trace:
             try:
                 await self._app(scope, receive, answer.send)
             except ClientGoneError:
                 answer.status = _CLIENT_GONE_STATUS
             finally:
-                self._note_end(scope, answer.status, time.monotonic() - started_s)
+                path = _path(scope)
+                self._note_end(scope, path, answer.status, time.monotonic() - started_s)
+                self._traces.end(trace, path, answer.status)
 
-    def _note_end(self, scope: Scope, status: int, duration_s: float) -> None:
-        route = scope.get("route")
-        path = route.path if route is not None else "none"
-        self._metrics.http_answer(path, status)
+    def _note_end(self, scope: Scope, path: str, status: int, duration_s: float) -> None:
+        self._metrics.http_answer(scope["method"], path, status, duration_s)
         if path not in _UNLOGGED_ROUTES:
             log.info("http", route=path, status=status, duration_s=round(duration_s, 6))
 
 
-class _Answer:
-    """Passes an answer on, with the request's id among its headers, and notes its status."""
+def _path(scope: Scope) -> str:
+    """Return the route's path, never the client's own."""
+    route = scope.get("route")
+    return "none" if route is None else str(route.path)
 
-    def __init__(self, send: Send, request_id: str) -> None:
+
+class _Answer:
+    """Passes an answer on, with more headers, and notes its status."""
+
+    def __init__(self, send: Send, request_id: str, more: Callable[[], list[Header]]) -> None:
         self._send = send
         self._request_id = request_id
+        self._more = more
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self._request_id.encode())]
+            own = (b"x-request-id", self._request_id.encode())
+            headers = [*message.get("headers", ()), own, *self._more()]
             message = {**message, "headers": headers}
         await self._send(message)

@@ -126,7 +126,8 @@ def _report(message: scheduler_pb2.WatchLoadResponse) -> LoadReport:
     return LoadReport(
         message.num_requests_running + message.num_requests_waiting,
         message.num_tokens_waiting,
-        message.ready,
+        message.ready and not message.figures.paused,
+        message,
     )
 
 

@@ -7,6 +7,7 @@ decided elsewhere, by `policies` through the pool.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from pagewire.kit.logs import get_logger
 from pagewire.v1 import scheduler_pb2_grpc
 
 UNANSWERED_S = 10.0
-"""A request that ended without having been admitted or refused for so long is a failure."""
+"""A request that was neither admitted nor refused for so long, to its deadline, is a failure."""
 
 # The replica goes away as it should.
 _DRAINING = "DRAINING"
@@ -47,6 +48,7 @@ class Replica:
         is_reached: Callable[[EngineClient, KvCacheInfo], bool],
         wants_prefixes: asyncio.Event,
         clock: Callable[[], float],
+        engine: str = "0",
     ) -> None:
         """Begin with nothing known.
 
@@ -59,9 +61,10 @@ class Replica:
             is_reached: Whether another client has a stream to this process.
             wants_prefixes: Set once it matters what the replica has cached.
             clock: Seconds, monotonic.
+            engine: What metrics call it.
         """
         self.client = EngineClient(
-            target, settings, sink, on_change, rehome, self._follow, is_reached
+            target, settings, sink, on_change, rehome, self._follow, is_reached, engine
         )
         self.load = ReplicaLoad()
         self.index = PrefixIndex()
@@ -77,6 +80,11 @@ class Replica:
         return self.client.target
 
     @property
+    def engine(self) -> str:
+        """What metrics call it."""
+        return self.client.engine
+
+    @property
     def takes_requests(self) -> bool:
         """Whether new requests may go there, failures aside."""
         return self.client.is_ready and self.leaves_at_s is None
@@ -86,21 +94,29 @@ class Replica:
         """Whether its failures allow another one."""
         return self.breaker.allows(self._clock())
 
-    def candidate(self, num_matched_tokens: int, num_requests_if_unknown: int) -> Candidate:
+    def candidate(
+        self,
+        num_matched_tokens: int,
+        num_requests_if_unknown: int,
+        num_tokens_waiting_if_unknown: int = 0,
+    ) -> Candidate:
         """Return its figures for a prompt.
 
         Args:
             num_matched_tokens: Leading tokens of the prompt that it has.
             num_requests_if_unknown: Taken for its load while it does not tell; there are never
                 fewer than our own.
+            num_tokens_waiting_if_unknown: Likewise.
         """
         num_requests = self.load.num_requests(self.client.num_requests)
+        num_tokens_waiting = self.load.num_tokens_waiting
         if not self.load.is_known:
             num_requests = max(num_requests, num_requests_if_unknown)
+            num_tokens_waiting = num_tokens_waiting_if_unknown
         return Candidate(
             self.target,
             num_requests,
-            self.load.num_tokens_waiting,
+            num_tokens_waiting,
             num_matched_tokens,
             self.load.is_ready and not self.client.is_recovering,
         )
@@ -118,19 +134,21 @@ class Replica:
             self.breaker.sent(now_s)
         self.client.add(request)
         if not request.admission.done():
-            request.admission.add_done_callback(partial(self._on_admission, request, now_s))
+            is_unanswered_at_s = max(now_s + UNANSWERED_S, now_s + _left_s(request))
+            noted = partial(self._on_admission, request, is_unanswered_at_s)
+            request.admission.add_done_callback(noted)
 
     def _on_admission(
-        self, request: LiveRequest, sent_at_s: float, admission: asyncio.Future[None]
+        self, request: LiveRequest, is_unanswered_at_s: float, admission: asyncio.Future[None]
     ) -> None:
         if request.owner is not self.client:
             return  # it went on elsewhere
         now_s = self._clock()
         if admission.cancelled():
-            if now_s - sent_at_s >= UNANSWERED_S:
+            if now_s >= is_unanswered_at_s:
                 self._failed(now_s, "UNANSWERED")
             else:
-                self.breaker.unanswered()
+                self.breaker.unanswered()  # a client that left says nothing of the replica
         elif (error := admission.exception()) is None or not _is_its_fault(error):
             self.breaker.succeeded()
         else:
@@ -161,6 +179,12 @@ class Replica:
     ) -> None:
         await self._wants_prefixes.wait()
         await follow_kv_events(stub, index)
+
+
+def _left_s(request: LiveRequest) -> float:
+    """Seconds to its deadline; without one it has no end."""
+    deadline_ns = request.request.deadline_ns
+    return (deadline_ns - time.time_ns()) / 1e9 if deadline_ns else float("inf")
 
 
 def _is_its_fault(error: BaseException) -> bool:

@@ -7,7 +7,9 @@ whoever follows the reports says when they have stopped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pagewire.v1.scheduler_pb2 import WatchLoadResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,9 @@ class LoadReport:
     """Running and waiting."""
     num_tokens_waiting: int
     is_ready: bool
-    """Whether it has its workers."""
+    """Whether it has its workers and is in no pause."""
+    message: WatchLoadResponse = field(default_factory=WatchLoadResponse, compare=False)
+    """As it came, for metrics."""
 
 
 class ReplicaLoad:
@@ -30,13 +34,18 @@ class ReplicaLoad:
         self._tokens_added = 0
 
     @property
+    def message(self) -> WatchLoadResponse | None:
+        """The last report as it came; None: no reports come."""
+        return None if self._report is None else self._report.message
+
+    @property
     def is_known(self) -> bool:
         """Whether reports come."""
         return self._report is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has its workers; without a report, it may well have."""
+        """Whether requests run there now; without a report, they may well."""
         return self._report is None or self._report.is_ready
 
     @property
@@ -62,8 +71,13 @@ class ReplicaLoad:
         self._tokens_added = 0
 
     def added(self, num_tokens: int) -> None:
-        """Note that this gateway added a request with so many tokens to compute."""
-        self._tokens_added += num_tokens
+        """Note that this gateway added a request with so many tokens to compute.
+
+        Without reports they are not counted, since nothing would ever take them off again; whoever
+        chooses takes such a replica for as loaded as any.
+        """
+        if self._report is not None:
+            self._tokens_added += num_tokens
 
     def lost(self) -> None:
         """No reports come any more."""

@@ -17,6 +17,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from pagewire.kit.errors import FailedPreconditionError
+from pagewire.kit.metric_families import PREFIX
 
 # From a cheap unary call to a long generation.
 _DURATION_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -37,18 +38,20 @@ class RpcMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.num_handled = 0
+        """RPCs that ended."""
         self._handled = Counter(
-            "pagewire_rpc_handled", "RPCs that ended.", ["method", "code"], registry=registry
+            f"{PREFIX}rpc_handled", "RPCs that ended.", ["method", "code"], registry=registry
         )
         self._duration = Histogram(
-            "pagewire_rpc_duration_seconds",
+            f"{PREFIX}rpc_duration_seconds",
             "Time from the start of an RPC to its end.",
             ["method"],
             buckets=_DURATION_BUCKETS_S,
             registry=registry,
         )
         self._in_flight = Gauge(
-            "pagewire_rpc_in_flight", "RPCs that run now.", ["method"], registry=registry
+            f"{PREFIX}rpc_in_flight", "RPCs that run now.", ["method"], registry=registry
         )
 
     @contextmanager
@@ -61,6 +64,7 @@ class RpcMetrics:
             gauge.dec()
 
     def handled(self, method: str, code: str, duration_s: float) -> None:
+        self.num_handled += 1
         self._handled.labels(method, code).inc()
         self._duration.labels(method).observe(duration_s)
 

@@ -7,6 +7,7 @@ for one import: `run`, `shutdown_signal`, `exit_with_parent` of `pagewire.kit.li
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,9 +21,12 @@ from pagewire.kit.interceptors import server_interceptors
 from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
 from pagewire.kit.listener import Listener, Registrar, server_options
 from pagewire.kit.logs import LogLevel, get_logger
+from pagewire.kit.loop_lag import Lag, LoopLag
 from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
 from pagewire.kit.port_security import PortSecurity
+from pagewire.kit.process_figures import ProcessSampler
 from pagewire.kit.sockets import check_listen
+from pagewire.kit.tasks import cancel_and_wait
 from pagewire.kit.tls import TlsConfig
 from pagewire.v1 import admin_pb2_grpc
 
@@ -116,7 +120,16 @@ class ServiceServer:
         self._config = config
         self._health = HealthServicer()
         self._health.set(service_name, False, "starting")
+        self._lag: LoopLag | None = None
+        if rpc_metrics is None:
+            self._lag = LoopLag()
+            self.registry.register(self._lag)
         self.rpc_metrics = rpc_metrics or RpcMetrics(self.registry)
+        self.process = ProcessSampler(
+            self._lag.take if self._lag is not None else Lag,
+            lambda: self.rpc_metrics.num_handled,
+        )
+        """What this process uses; the first server of a process looks."""
         common = server_interceptors(self.rpc_metrics)
         security = public or PortSecurity(config.tls.paths, config.tls.callers(callers))
         self._main = Listener(
@@ -138,6 +151,7 @@ class ServiceServer:
             )
         self._metrics: MetricsServer | None = None
         self._serving: bool | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     @property
     def address(self) -> str:
@@ -168,6 +182,11 @@ class ServiceServer:
             if self._config.metrics_port:
                 host, port = self._config.metrics_host, self._config.metrics_port
                 self._metrics = MetricsServer.start(self.registry, host, port)
+            if self._lag is not None:
+                self._watches = [
+                    asyncio.create_task(self._lag.watch(), name="loop-lag"),
+                    asyncio.create_task(self.process.run(), name="process-figures"),
+                ]
         except BaseException:
             await self.stop(0)
             raise
@@ -200,6 +219,8 @@ class ServiceServer:
         if self._metrics is not None:
             metrics, self._metrics = self._metrics, None
             await metrics.stop()
+        watches, self._watches = self._watches, []
+        await cancel_and_wait(*watches)
 
 
 def _register_admin(server: grpc.aio.Server) -> None:

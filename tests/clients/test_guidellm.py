@@ -21,9 +21,9 @@ def counted(served: Served) -> dict[str, float]:
     """What the stack has counted so far."""
     found = {"requests": 0.0, "prompt": 0.0, "output": 0.0}
     counters = {
-        "pagewire_request_success_total": "requests",
-        "pagewire_prompt_tokens_total": "prompt",
-        "pagewire_generation_tokens_total": "output",
+        "pagewire:request_success_total": "requests",
+        "pagewire:prompt_tokens_total": "prompt",
+        "pagewire:generation_tokens_total": "output",
     }
     with served.http() as http:
         text = http.get("/metrics").text

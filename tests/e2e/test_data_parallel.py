@@ -71,7 +71,7 @@ async def loads(stack: Stack) -> list[scheduler_pb2.WatchLoadResponse]:
 
 async def wait_all_up(stack: Stack) -> None:
     """Wait until the gateway has both: it is ready with one."""
-    up = re.compile(r"^pagewire_gateway_scheduler_up\{.*\} 1\.0$", re.MULTILINE)
+    up = re.compile(r"^pagewire:gateway_scheduler_up\{.*\} 1\.0$", re.MULTILINE)
     async with http_client(stack.http_url) as client:
         while len(up.findall((await client.get("/metrics")).text)) < 2:
             pass

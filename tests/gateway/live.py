@@ -8,6 +8,8 @@ from typing import Any
 from gateway.live_request import EngineFinish, EngineRequest, LiveRequest
 from gateway.logprobs import LogprobRow
 from gateway.output_collector import OutputCollector
+from gateway.output_record import OutputRecord, PromptRecord
+from gateway.request_metrics import RequestMetrics
 from pagewire.sampling_params import SamplingParams
 from tests.fakes.fake_tokenizer import EOS
 
@@ -26,9 +28,23 @@ def make_live(
         arrival_time_ns=1,
         deadline_ns=0,
     )
-    live = LiveRequest(request, index, frozenset({EOS}), collector or OutputCollector(10**6))
+    eos = frozenset({EOS})
+    live = LiveRequest(request, index, eos, collector or OutputCollector(10**6), make_record())
     live.admit()
     return live
+
+
+def make_record(metrics: RequestMetrics | None = None, **prompt: Any) -> OutputRecord:
+    """The record of the one output of a prompt."""
+    values: dict[str, Any] = {
+        "model_name": "m",
+        "max_model_len": 100,
+        "num_prompt_tokens": 2,
+        "num_outputs": 1,
+        "max_tokens": None,
+        "arrived_s": 0.0,
+    }
+    return OutputRecord(PromptRecord(metrics or RequestMetrics(), **values | prompt))
 
 
 def add_tokens(live: LiveRequest, *token_ids: int) -> None:

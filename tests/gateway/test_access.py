@@ -144,9 +144,9 @@ async def test_names_and_never_keys_are_in_logs_and_metrics(
     lines = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
     clients = {(line["event"], line.get("client")) for line in lines}
     assert {("http", "team-a"), ("http", None), ("rpc", "team-a"), ("rpc", None)} <= clients
-    assert 'pagewire_client_requests_total{client="team-a"} 2.0' in figures
-    assert 'pagewire_client_tokens_total{client="team-a",kind="generation"} 8.0' in figures
-    assert "pagewire_unauthenticated_total 2.0" in figures
+    assert 'pagewire:client_requests_total{client="team-a"} 2.0' in figures
+    assert 'pagewire:client_tokens_total{client="team-a",kind="generation"} 8.0' in figures
+    assert "pagewire:unauthenticated_total 2.0" in figures
     everything = figures + json.dumps(lines, default=repr) + caplog.text
     assert "s3cr3t" not in everything and "wr0ng" not in everything
 

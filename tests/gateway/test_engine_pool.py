@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from unittest.mock import Mock
@@ -15,7 +16,7 @@ from gateway.engine_stream import GatewayIdentity
 from gateway.live_request import EngineRequest, LiveRequest
 from gateway.output_collector import OutputCollector
 from gateway.routing.circuit_breaker import FAILURES_TO_OPEN, FIRST_BACKOFF_S
-from gateway.routing.replica import Replica
+from gateway.routing.replica import UNANSWERED_S, Replica
 from gateway.routing.replica_load import LoadReport
 from pagewire.block_hash import hash_blocks
 from pagewire.kit.errors import NotFoundError, PagewireError
@@ -24,6 +25,7 @@ from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import scheduler_pb2
 from tests.fakes.fake_scheduler import MODEL, FakeScheduler
 from tests.fakes.fake_tokenizer import FINGERPRINT
+from tests.gateway.live import make_record
 
 TIMEOUT_S = 20.0
 NAME = "dns:///replicas:1"
@@ -59,10 +61,12 @@ class Pool:
     def replica(self, scheduler: FakeScheduler) -> Replica:
         return next(each for each in self.pool.replicas if each.target == scheduler.target)
 
-    def send(self, prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 400) -> LiveRequest:
+    def send(
+        self, prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 400, deadline_ns: int = 0
+    ) -> LiveRequest:
         """Send a request as the request service does."""
-        request = EngineRequest("r", prompt, SamplingParams(max_tokens=max_tokens), 1, 0)
-        live = LiveRequest(request, 0, frozenset(), OutputCollector(10**6))
+        request = EngineRequest("r", prompt, SamplingParams(max_tokens=max_tokens), 1, deadline_ns)
+        live = LiveRequest(request, 0, frozenset(), OutputCollector(10**6), make_record())
         engine, info = self.pool.choose("", FINGERPRINT)
         self.pool.dispatch([live], engine, info)
         return live
@@ -125,7 +129,7 @@ async def test_outputs_of_one_prompt_stay_together() -> None:
     async with fakes(2) as schedulers, pool_of(schedulers, routing_policy="round-robin") as pool:
         request = EngineRequest("r", [1, 2], SamplingParams(max_tokens=400), 1, 0)
         siblings = [
-            LiveRequest(request, index, frozenset(), OutputCollector(10**6)) for index in range(4)
+            LiveRequest(request, index, frozenset(), OutputCollector(10**6), make_record()) for index in range(4)
         ]
         engine, info = pool.pool.choose("", FINGERPRINT)
         pool.pool.dispatch(siblings, engine, info)
@@ -147,6 +151,7 @@ async def test_one_that_is_silent_about_its_load_is_no_idle_one() -> None:
         owners = [owner(pool, pool.send()) for _ in range(4)]
         assert owners.count(silent.target) in (1, 2)
         assert silent.candidate(0, 9).num_requests == 9
+        assert silent.candidate(0, 9, 700).num_tokens_waiting == 700
 
 
 @pytest.mark.parametrize("code", [INTERNAL, UNAVAILABLE])
@@ -173,6 +178,58 @@ async def test_refusals_of_the_request_open_nothing() -> None:
         for _ in range(3 * FAILURES_TO_OPEN):
             await pool.ask()
         assert pool.replica(schedulers[0]).breaker.is_closed
+
+
+@pytest.mark.parametrize("end", ["its client left", "its deadline came"])
+async def test_a_request_that_nobody_answered_is_a_failure_at_its_deadline_alone(end: str) -> None:
+    async with fakes(1) as schedulers, pool_of(schedulers) as pool:
+        breaker = pool.replica(schedulers[0]).breaker
+        for _ in range(FAILURES_TO_OPEN):
+            live = pool.send(deadline_ns=time.time_ns() + int(2 * UNANSWERED_S * 1e9))
+            pool.now_s += UNANSWERED_S * (1.5 if end == "its client left" else 2.0)
+            live.admission.cancel()
+            await asyncio.sleep(0)  # callbacks of a future are called a turn later
+        assert breaker.is_closed is (end == "its client left")
+
+
+async def test_a_client_without_patience_says_nothing_of_a_replica_either() -> None:
+    async with fakes(1) as schedulers, pool_of(schedulers) as pool:
+        for _ in range(FAILURES_TO_OPEN):
+            pool.send(deadline_ns=time.time_ns() + 10**9).admission.cancel()
+            pool.now_s += UNANSWERED_S / 2
+            await asyncio.sleep(0)
+        assert pool.replica(schedulers[0]).breaker.is_closed
+
+
+async def test_new_requests_pass_by_one_that_is_paused_unless_all_are() -> None:
+    async with fakes(2) as schedulers, pool_of(schedulers) as pool:
+        paused, other = (pool.replica(each) for each in schedulers)
+        paused.load.take(LoadReport(0, 0, False), 0)
+        other.load.take(LoadReport(40, 4000, True), 0)
+        for _ in range(3):
+            assert owner(pool, pool.send()) == other.target
+        other.load.take(LoadReport(40, 4000, False), 0)
+        assert owner(pool, pool.send()) == paused.target
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_what_has_no_worker_moves_to_one_that_is_paused_only_without_its_engine(
+    is_gone: bool,
+) -> None:
+    async with fakes(2) as (own, paused), pool_of([own, paused]) as pool:
+        pool.replica(paused).load.take(LoadReport(0, 0, False), 0)
+        own.go_on.clear()
+        live = pool.send()
+        assert owner(pool, live) == own.target
+        await own.until(lambda: own.adds)
+        if is_gone:
+            own.lose_streams()
+            await paused.until(lambda: paused.adds)
+        else:
+            own.is_recovering = True
+            await own.tell()
+            await pool.until(lambda: pool.replica(own).client.is_recovering)
+        assert owner(pool, live) == (paused if is_gone else own).target
 
 
 async def test_when_all_have_failed_they_are_used_all_the_same() -> None:
@@ -208,7 +265,7 @@ async def test_replicas_of_other_limits_never_get_what_was_checked_against_these
             assert info is not None
             for _ in range(4):
                 request = EngineRequest("r", [1], SamplingParams(max_tokens=400), 1, 0)
-                live = LiveRequest(request, 0, frozenset(), OutputCollector(10**6))
+                live = LiveRequest(request, 0, frozenset(), OutputCollector(10**6), make_record())
                 pool.pool.dispatch([live], pool.replica(small).client, info)
                 assert owner(pool, live) == large.target
 

@@ -96,8 +96,8 @@ async def test_tokens_without_the_logprobs_that_were_asked_for_are_not_taken() -
 
 async def test_usage_keeps_the_cached_tokens_of_the_first_admission() -> None:
     live = make_live()
-    live.note_scheduled(3)
-    live.note_scheduled(9)
+    live.note_scheduled(3, 0.0)
+    live.note_scheduled(9, 0.0)
     assert live.num_cached_tokens == 3
 
 

@@ -40,9 +40,9 @@ async def test_figures_of_replicas_are_among_the_metrics(gateway: Gateway) -> No
     body = {"prompt": "abc", "max_tokens": 3}
     usage = (await gateway.http.post("/v1/completions", json=body)).json()["usage"]
     text = (await gateway.http.get("/metrics")).text
-    label = f'{{scheduler="{gateway.scheduler.target}"}}'
-    assert f"pagewire_gateway_scheduler_up{label} 1.0" in text
-    assert f"pagewire_gateway_circuit_open{label} 0.0" in text
-    assert f"pagewire_gateway_circuit_opens_total{label} 0.0" in text
+    label = f'{{engine="0",scheduler="{gateway.scheduler.target}"}}'
+    assert f"pagewire:gateway_scheduler_up{label} 1.0" in text
+    assert f"pagewire:gateway_circuit_open{label} 0.0" in text
+    assert f"pagewire:gateway_circuit_opens_total{label} 0.0" in text
     num_tokens = usage["prompt_tokens"]
-    assert f"pagewire_gateway_routed_prompt_tokens_total {num_tokens}.0" in text
+    assert f"pagewire:gateway_routed_prompt_tokens_total {num_tokens}.0" in text

@@ -137,5 +137,5 @@ async def test_the_time_without_a_step_counts_while_there_is_work():
     # Before the first step there was nothing to do.
     assert engine.core.counters.worker_idle_ns == 4 * 10**9
     figures = {metric.name: metric for metric in EngineCollector(engine.core).collect()}
-    (sample,) = figures["pagewire_worker_idle_seconds"].samples
+    (sample,) = figures["pagewire:worker_idle_seconds"].samples
     assert sample.value == 4.0

@@ -94,9 +94,10 @@ async def test_a_step_that_fails_costs_neither_the_worker_nor_a_token(stack):
 
 async def test_figures_are_exposed_for_prometheus(stack):
     text = generate_latest(stack.server.server.registry).decode()
-    assert "pagewire_engine_ready 1.0" in text
-    assert "pagewire_kv_cache_usage_perc 0.0" in text
-    assert "pagewire_num_preemptions_total 0.0" in text
+    labels = '{engine="0",model_name="fake"}'
+    assert f"pagewire:engine_ready{labels} 1.0" in text
+    assert f"pagewire:kv_cache_usage_perc{labels} 0.0" in text
+    assert f"pagewire:num_preemptions_total{labels} 0.0" in text
 
 
 async def test_stopping_twice_is_harmless():

@@ -67,6 +67,8 @@ def read_tools(fields: Fields) -> ResponseTools:
             tool_choice=choice.mode if functions else ToolChoice.NONE,
             only_these=choice.only_these,
             parallel_tool_calls=fields.boolean("parallel_tool_calls", default=True),
+            streamed=fields.boolean("stream"),
+            request_type="responses",
         ),
         # ASCII, so that a lone surrogate inside stays an escape.
         template_json=json.dumps(shown) if shown else "",

@@ -46,7 +46,7 @@ def test_without_a_key_nobody_is_known(authorization: str | None, api_key: str |
     bench = Bench(["a=s1"])
     with pytest.raises(UnauthenticatedError):
         bench.clients.identify(authorization, api_key)
-    assert "pagewire_unauthenticated_total 1.0" in bench.figures()
+    assert "pagewire:unauthenticated_total 1.0" in bench.figures()
 
 
 def test_without_keys_everybody_is_one_client() -> None:
@@ -70,7 +70,7 @@ def test_requests_over_the_rate_are_refused_and_say_when_to_come_again() -> None
     bench.now_s = 30.0
     with client.running():
         pass
-    assert 'pagewire_client_refusals_total{client="a",reason="REQUEST_RATE_LIMIT"} 1.0' in (
+    assert 'pagewire:client_refusals_total{client="a",reason="REQUEST_RATE_LIMIT"} 1.0' in (
         bench.figures()
     )
 
@@ -84,7 +84,7 @@ def test_places_are_given_back_however_a_request_ends() -> None:
         assert caught.value.reason == "CONCURRENCY_LIMIT"
         raise KeyError
     with client.running():
-        assert 'pagewire_client_requests_running{client="anonymous"} 1.0' in bench.figures()
+        assert 'pagewire:client_requests_running{client="anonymous"} 1.0' in bench.figures()
 
 
 def test_tokens_are_charged_to_the_client_at_hand_and_its_next_request_waits() -> None:
@@ -101,8 +101,8 @@ def test_tokens_are_charged_to_the_client_at_hand_and_its_next_request_waits() -
     with client.running():
         pass
     figures = bench.figures()
-    assert 'pagewire_client_tokens_total{client="a",kind="prompt"} 50.0' in figures
-    assert 'pagewire_client_tokens_total{client="a",kind="generation"} 20.0' in figures
+    assert 'pagewire:client_tokens_total{client="a",kind="prompt"} 50.0' in figures
+    assert 'pagewire:client_tokens_total{client="a",kind="generation"} 20.0' in figures
 
 
 def test_a_refused_request_uses_up_nothing() -> None:

@@ -34,8 +34,10 @@ async def test_health_ping_version_and_metrics_answer(gateway: Gateway) -> None:
     for path in ("/health", "/ping", "/version", "/metrics"):
         assert (await gateway.http.get(path)).status_code == 200
     metrics = (await gateway.http.get("/metrics")).text
-    assert "pagewire_generation_tokens_total 4.0" in metrics
-    assert 'pagewire_request_success_total{finished_reason="length"} 1.0' in metrics
+    label = f'engine="0",model_name="{MODEL}"'
+    assert f"pagewire:generation_tokens_total{{{label}}} 4.0" in metrics
+    success = f'{{engine="0",finished_reason="length",model_name="{MODEL}"}}'
+    assert f"pagewire:request_success_total{success} 1.0" in metrics
 
 
 @pytest.mark.parametrize(

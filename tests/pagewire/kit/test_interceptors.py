@@ -260,9 +260,9 @@ async def test_calls_are_counted_by_method_and_code():
         await echo.server.stop(5)  # the last handlers have ended when this returns
         text = generate_latest(echo.server.registry).decode()
     method = 'method="/pagewire.test.Echo/'
-    assert f'pagewire_rpc_handled_total{{code="NOT_FOUND",{method}unary_unary"}} 2.0' in text
-    assert f'pagewire_rpc_handled_total{{code="OK",{method}stream_stream"}} 1.0' in text
-    assert f'pagewire_rpc_in_flight{{{method}unary_unary"}} 0.0' in text
+    assert f'pagewire:rpc_handled_total{{code="NOT_FOUND",{method}unary_unary"}} 2.0' in text
+    assert f'pagewire:rpc_handled_total{{code="OK",{method}stream_stream"}} 1.0' in text
+    assert f'pagewire:rpc_in_flight{{{method}unary_unary"}} 0.0' in text
 
 
 async def test_a_refused_call_is_logged_with_its_code_and_time(caplog):

@@ -18,13 +18,13 @@ def fetch(port: int) -> str:
 
 async def test_a_registry_is_served_with_the_figures_of_the_process():
     registry = new_registry()
-    Counter("pagewire_things", "Things.", registry=registry).inc(3)
+    Counter("pagewire:things", "Things.", registry=registry).inc(3)
     server = MetricsServer.start(registry, "127.0.0.1", 0)
     try:
         text = await asyncio.to_thread(fetch, server.port)
     finally:
         await server.stop()
-    assert "pagewire_things_total 3.0" in text
+    assert "pagewire:things_total 3.0" in text
     assert "process_resident_memory_bytes" in text
 
 
@@ -50,7 +50,7 @@ async def test_a_service_serves_its_registry_until_it_stops():
     await probe.stop()
     server = ServiceServer(ServerConfig(metrics_port=port), "x", [])
     await server.start()
-    assert "pagewire_rpc_in_flight" in await asyncio.to_thread(fetch, port)
+    assert "pagewire:rpc_in_flight" in await asyncio.to_thread(fetch, port)
     await server.stop(0)
     with pytest.raises(OSError, match="refused"):
         await asyncio.to_thread(fetch, port)
@@ -60,5 +60,5 @@ def test_calls_in_flight_are_a_gauge():
     registry = new_registry()
     metrics = RpcMetrics(registry)
     with metrics.in_flight("/a/b"):
-        assert registry.get_sample_value("pagewire_rpc_in_flight", {"method": "/a/b"}) == 1
-    assert registry.get_sample_value("pagewire_rpc_in_flight", {"method": "/a/b"}) == 0
+        assert registry.get_sample_value("pagewire:rpc_in_flight", {"method": "/a/b"}) == 1
+    assert registry.get_sample_value("pagewire:rpc_in_flight", {"method": "/a/b"}) == 0

@@ -87,7 +87,7 @@ async def test_it_listens_only_once_the_engine_is_ready():
 async def test_its_calls_are_in_the_schedulers_metrics(stack):
     await stack.generate()
     metrics = generate_latest(stack.server.server.registry).decode()
-    assert 'pagewire_rpc_handled_total{code="OK",method="/vllm.grpc.engine.VllmEngine/' in metrics
+    assert 'pagewire:rpc_handled_total{code="OK",method="/vllm.grpc.engine.VllmEngine/' in metrics
 
 
 async def test_it_serves_nothing_of_the_schedulers(stack):
