@@ -220,7 +220,9 @@ async def wait_shared(stack: ComposeStack) -> None:
 def tokens_by_scheduler(stack: ComposeStack) -> dict[str, float]:
     """Tokens that each running scheduler has generated."""
     return {
-        container: stack.figure(container, SCHEDULER_METRICS, "pagewire:engine_generation_tokens_total")
+        container: stack.figure(
+            container, SCHEDULER_METRICS, "pagewire:engine_generation_tokens_total"
+        )
         for container in stack.containers("scheduler")
     }
 

@@ -129,7 +129,8 @@ async def test_outputs_of_one_prompt_stay_together() -> None:
     async with fakes(2) as schedulers, pool_of(schedulers, routing_policy="round-robin") as pool:
         request = EngineRequest("r", [1, 2], SamplingParams(max_tokens=400), 1, 0)
         siblings = [
-            LiveRequest(request, index, frozenset(), OutputCollector(10**6), make_record()) for index in range(4)
+            LiveRequest(request, index, frozenset(), OutputCollector(10**6), make_record())
+            for index in range(4)
         ]
         engine, info = pool.pool.choose("", FINGERPRINT)
         pool.pool.dispatch(siblings, engine, info)
