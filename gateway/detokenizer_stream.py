@@ -20,7 +20,8 @@ from gateway.live_request import NOTHING_SPELLED, Spelling
 from gateway.logprobs import ids_to_spell
 from gateway.streams import StreamLostError, check_columns, expire, run_until_one_ends
 from pagewire.kit.heartbeat import Watchdog, send_heartbeats
-from pagewire.v1 import common_pb2, tokenizer_pb2, tokenizer_pb2_grpc
+from pagewire.kit.pulse import Pulse
+from pagewire.v1 import tokenizer_pb2, tokenizer_pb2_grpc
 
 _MAX_FRAME_TOKENS = 500_000
 _MAX_FRAMES_IN_FLIGHT = 8
@@ -59,7 +60,9 @@ class DetokenizerStream:
         self._detokenizer = detokenizer
         self._call: Any = stub.Detokenize()
         self._frames = itertools.count(1)
-        self._beats = itertools.count(1)
+        self.pulse = Pulse()
+        self.num_frames = 0
+        """That came from the tokenizer."""
         self._unanswered: deque[_SentFrame] = deque()
         self._window = asyncio.Semaphore(_MAX_FRAMES_IN_FLIGHT)
         self._write_lock = asyncio.Lock()
@@ -96,8 +99,7 @@ class DetokenizerStream:
             await self._write(frame)
 
     async def _beat(self) -> None:
-        heartbeat = common_pb2.Heartbeat(sequence=next(self._beats))
-        await self._write(tokenizer_pb2.DetokenizeRequest(heartbeat=heartbeat))
+        await self._write(tokenizer_pb2.DetokenizeRequest(heartbeat=self.pulse.beat()))
 
     async def _write(self, frame: tokenizer_pb2.DetokenizeRequest) -> None:
         async with self._write_lock:
@@ -112,6 +114,9 @@ class DetokenizerStream:
             if frame is grpc.aio.EOF:
                 raise StreamLostError("the tokenizer ended the stream")
             watchdog.beat()
+            self.num_frames += 1
+            if frame.HasField("heartbeat"):
+                self.pulse.take(frame.heartbeat)
             if frame.frame:
                 self._take_answer(frame)
 
@@ -120,6 +125,7 @@ class DetokenizerStream:
             raise StreamLostError("the answers are out of order")
         sent = self._unanswered.popleft()
         self._window.release()
+        self._detokenizer.service_ns = frame.service_ns
         stops, spellings = _stops(frame), _spellings(frame, sent.spelled)
         for handle, (text, token_offset) in _texts(frame).items():
             spelling = spellings.get(handle, NOTHING_SPELLED)

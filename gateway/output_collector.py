@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.generation import Output
+from gateway.lazy_timer import LazyTimer
 from pagewire.kit.errors import PagewireError, QueueFullError
 
 _TOKEN_BYTES = 8
@@ -32,7 +33,14 @@ class OutputCollector:
         self._num_bytes = 0
         self._waiting: dict[int, Output] = {}
         self._failure: PagewireError | None = None
-        self._changed = asyncio.Event()
+        self._waiter: asyncio.Future[bool] | None = None
+        """Of the consumer that waits; its result is whether there is anything new."""
+        self._timer: LazyTimer | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much waits."""
+        return self._num_bytes
 
     def put(self, output: Output) -> None:
         """Add to what waits for the output's index; the collector owns it from now on."""
@@ -48,16 +56,19 @@ class OutputCollector:
             message = "the client reads too slowly: its output fills the buffer"
             self.fail(QueueFullError(message, reason="SLOW_CLIENT"))
             self._on_overflow()
-        self._changed.set()
+        self._wake(True)
 
     def fail(self, failure: PagewireError) -> None:
         """End the request with an error, after what waits already; the first failure stays."""
         if self._failure is None:
             self._failure = failure
-            self._changed.set()
+            self._wake(True)
 
-    async def take(self) -> list[Output]:
+    async def take(self, until_s: float | None = None) -> list[Output]:
         """Wait for outputs and return all that wait, at most one an index.
+
+        Args:
+            until_s: Time of the event loop at which nothing is returned if nothing has come.
 
         Raises:
             PagewireError: The request failed and nothing waits any more.
@@ -65,15 +76,38 @@ class OutputCollector:
         while not self._waiting:
             if self._failure is not None:
                 raise self._failure
-            self._changed.clear()
-            await self._changed.wait()
+            if not await self._wait(until_s):
+                return []
         outputs = list(self._waiting.values())
         self._waiting.clear()
         self._num_bytes = 0
         return outputs
 
+    def close(self) -> None:
+        """Let go of timers; nobody takes any more. Idempotent."""
+        if self._timer is not None:
+            self._timer.close()
+
+    async def _wait(self, until_s: float | None) -> bool:
+        """Wait until there is something new, or for so long; return whether there is."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        if until_s is not None:
+            if self._timer is None:
+                self._timer = LazyTimer(lambda: self._wake(False))
+            self._timer.set(until_s)
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+            if self._timer is not None:
+                self._timer.unset()
+
+    def _wake(self, has_news: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(has_news)
+
 
 def _num_bytes(output: Output) -> int:
     """About what it takes. Logprobs of prompts do not count: they come once and are bounded."""
-    num_logprobs = sum(1 + len(each.top) for each in output.logprobs)
+    num_logprobs = sum(1 + len(each.top) for each in output.logprobs) if output.logprobs else 0
     return len(output.text) + _TOKEN_BYTES * len(output.token_ids) + _LOGPROB_BYTES * num_logprobs

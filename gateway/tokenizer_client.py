@@ -17,10 +17,13 @@ import grpc
 from gateway.detokenizer import Detokenizer
 from gateway.detokenizer_stream import DetokenizerStream
 from gateway.generation import ChatMessage, ChatPrompt
-from gateway.streams import StreamLostError
+from gateway.map.call_counter import CallCounter
+from gateway.streams import StreamLostError, run_until_one_ends
 from gateway.tokenizer_targets import TokenizerTargets
+from gateway.trace.request_trace import current as current_trace
 from pagewire.kit.errors import (
     InternalError,
+    NotBegunError,
     PagewireError,
     ServiceUnavailableError,
     from_rpc_error,
@@ -72,10 +75,21 @@ class TokenizerClient:
         self._tls = tls
         self._connection: _Connection | None = None
         self._connected = asyncio.Event()
+        self._in_turn: TokenizerTargets | None = None
+        self.target = ""
+        """Address of the tokenizer that is in use, or was last."""
+        self.stream: DetokenizerStream | None = None
+        self.calls = CallCounter()
+        """Unary calls, the waits for a connection included."""
 
     @property
     def is_ready(self) -> bool:
         return self._connection is not None
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of all tokenizers that are known."""
+        return () if self._in_turn is None else self._in_turn.addresses
 
     async def encode(
         self, texts: Sequence[str], add_special_tokens: bool = True
@@ -83,12 +97,14 @@ class TokenizerClient:
         """Tokenize texts, one row each."""
         message = tokenizer_pb2.EncodeRequest(texts=texts, add_special_tokens=add_special_tokens)
         answer = await self._call(lambda stub, timeout: stub.Encode(message, timeout=timeout))
+        current_trace().tokenizer_took(answer.service_ns)
         return [row.ids for row in answer.rows]
 
     async def encode_bad_words(self, words: Sequence[str]) -> list[Sequence[int]]:
         """Tokenize words as bad words: two rows each, as it is and with a space before it."""
         message = tokenizer_pb2.EncodeRequest(texts=words, bad_word_variants=True)
         answer = await self._call(lambda stub, timeout: stub.Encode(message, timeout=timeout))
+        current_trace().tokenizer_took(answer.service_ns)
         return [row.ids for row in answer.rows]
 
     async def render_chat(self, prompt: ChatPrompt) -> Sequence[int]:
@@ -103,6 +119,7 @@ class TokenizerClient:
             add_special_tokens=prompt.add_special_tokens,
         )
         answer = await self._call(lambda stub, timeout: stub.RenderChat(message, timeout=timeout))
+        current_trace().tokenizer_took(answer.service_ns)
         return answer.token_ids
 
     async def decode(
@@ -114,6 +131,7 @@ class TokenizerClient:
             skip_special_tokens=skip_special_tokens,
         )
         answer = await self._call(lambda stub, timeout: stub.Decode(message, timeout=timeout))
+        current_trace().tokenizer_took(answer.service_ns)
         return answer.texts
 
     async def files(self, names: Collection[str], max_bytes: int) -> dict[str, bytes]:
@@ -138,9 +156,10 @@ class TokenizerClient:
         return files
 
     async def run(self) -> None:
-        """Keep connected until cancelled."""
+        """Keep connected until cancelled; what fails in following the names is raised."""
         async with TokenizerTargets(self._targets, self._tls) as targets:
-            await self._serve_forever(targets)
+            self._in_turn = targets
+            await run_until_one_ends(self._serve_forever(targets), targets.wait_failed())
 
     async def _serve_forever(self, targets: TokenizerTargets) -> None:
         while True:
@@ -173,10 +192,12 @@ class TokenizerClient:
         connection = self._connection = _Connection(stub)
         self._connected.set()
         self._on_change()
+        self.target = target
+        self.stream = DetokenizerStream(stub, self._detokenizer)
         try:
-            await DetokenizerStream(stub, self._detokenizer).run()
+            await self.stream.run()
         finally:
-            self._connection = None
+            self._connection = self.stream = None
             self._connected.clear()
             connection.lose()
 
@@ -188,6 +209,10 @@ class TokenizerClient:
         self._on_change()
 
     async def _call(self, call: Callable[[Stub, float], UnaryCall[R]]) -> R:
+        with self.calls.counted():
+            return await self._call_in_time(call)
+
+    async def _call_in_time(self, call: Callable[[Stub, float], UnaryCall[R]]) -> R:
         """Make a unary call, again after a loss, as long as a reconnect may well take.
 
         A tokenizer that is stopped answers nothing and refuses nothing: its stream tells that it is
@@ -219,7 +244,7 @@ class TokenizerClient:
                 while (connection := self._connection) is None:
                     await self._connected.wait()
         except TimeoutError:
-            raise ServiceUnavailableError(
+            raise NotBegunError(
                 "no tokenizer is connected; try again soon",
                 reason="TOKENIZER_UNAVAILABLE",
                 retry_after_s=_RETRY_AFTER_S,

@@ -54,11 +54,20 @@ class TokenizerTargets:
             self._stubs[address] = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         return address, self._stubs[address]
 
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Who is there."""
+        return self._addresses
+
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Note who is there; with nobody left, those from before are kept."""
         if addresses:
             self._addresses = list(addresses)
             self._any.set()
+
+    async def wait_failed(self) -> None:
+        """Wait until the lookups end by a bug, and raise what it was; never returns otherwise."""
+        await self._tasks.wait_failed()
 
     async def __aenter__(self) -> Self:
         self.set_addresses(self._membership.addresses)

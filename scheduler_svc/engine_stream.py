@@ -28,6 +28,7 @@ from pagewire.kit.heartbeat import (
     send_heartbeats,
 )
 from pagewire.kit.logs import get_logger
+from pagewire.kit.pulse import ProcessFigures, Pulse, no_figures
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.v1 import common_pb2, scheduler_pb2
 from scheduler_svc import convert
@@ -61,9 +62,15 @@ class SchedulerIdentity:
 class EngineStreams:
     """The newest stream of each gateway."""
 
-    def __init__(self, core: EngineCore, identity: SchedulerIdentity) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        identity: SchedulerIdentity,
+        process: Callable[[], ProcessFigures | None] = no_figures,
+    ) -> None:
         self._core = core
         self._identity = identity
+        self._process = process
         self._sessions: dict[str, GatewaySession] = {}
 
     async def serve(self, frames: Frames, write: Write) -> None:
@@ -109,7 +116,9 @@ class EngineStreams:
             raise QueueFullError(
                 f"{MAX_GATEWAYS} gateways are connected", reason="TOO_MANY_GATEWAYS"
             )
-        session = self._sessions[opened.gateway_id] = GatewaySession(self._core, opened)
+        session = self._sessions[opened.gateway_id] = GatewaySession(
+            self._core, opened, self._process
+        )
         return session
 
 
@@ -120,7 +129,12 @@ class GatewaySession:
     while `run` does: reader, writer, heartbeats, watchdog; the first to end ends the stream.
     """
 
-    def __init__(self, core: EngineCore, opened: scheduler_pb2.EngineStreamOpen) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        opened: scheduler_pb2.EngineStreamOpen,
+        process: Callable[[], ProcessFigures | None],
+    ) -> None:
         self._core = core
         self._opened = opened
         self._handles: dict[str, int] = {}
@@ -133,7 +147,7 @@ class GatewaySession:
         self._has_frame = False
         self._is_recovering = False
         self._num_frames = 0
-        self._num_heartbeats = 0
+        self._pulse = Pulse(process)
         self._wake = asyncio.Event()
         self._end_error: PagewireError | None = None
         self._ended = asyncio.Event()
@@ -258,6 +272,8 @@ class GatewaySession:
     async def _read(self, frames: Frames) -> None:
         async for frame in frames:
             self._watchdog.beat()
+            if frame.HasField("heartbeat"):
+                self._pulse.take(frame.heartbeat)
             # Ends first: a handle may be used again in the same frame.
             self._abort(frame)
             for add in frame.adds:
@@ -353,8 +369,7 @@ class GatewaySession:
         return frame
 
     async def _beat(self) -> None:
-        self._num_heartbeats += 1
-        self._frame.heartbeat.sequence = self._num_heartbeats
+        self._frame.heartbeat.CopyFrom(self._pulse.beat())
         self._touch()
 
     def _touch(self) -> None:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import grpc
 
 from pagewire.kit.heartbeat import HEARTBEAT_TIMEOUT_S, Watchdog, send_heartbeats
+from pagewire.kit.pulse import Pulse
 from pagewire.kit.tasks import cancel_and_wait
-from pagewire.v1 import common_pb2, worker_pb2, worker_pb2_grpc
+from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.executor import StepFailedError, WorkerLostError, WorkerUnavailableError
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.worker_messages import StepEncoder, decode_output, encode_masks
@@ -62,7 +63,7 @@ class ExecuteStream:
         self._encoder = StepEncoder(num_groups)
         self._watchdog = Watchdog(HEARTBEAT_TIMEOUT_S)
         self._frame = 0
-        self._num_heartbeats = 0
+        self.pulse = Pulse()
         # gRPC takes one write at a time; steps and heartbeats share the stream.
         self._write_lock = asyncio.Lock()
         self._sent: deque[_SentStep] = deque()
@@ -198,7 +199,9 @@ class ExecuteStream:
         try:
             while isinstance(frame := await self._call.read(), worker_pb2.ExecuteResponse):
                 self._watchdog.beat()
-                if not frame.HasField("heartbeat"):
+                if frame.HasField("heartbeat"):
+                    self.pulse.take(frame.heartbeat)
+                else:
                     self._take_answer(frame)
             reason = f"{reason} ({(await self._call.code()).name})"
         except grpc.aio.AioRpcError as error:
@@ -219,9 +222,7 @@ class ExecuteStream:
             await send_heartbeats(self._send_heartbeat)
 
     async def _send_heartbeat(self) -> None:
-        self._num_heartbeats += 1
-        beat = common_pb2.Heartbeat(sequence=self._num_heartbeats)
-        await self._write(worker_pb2.ExecuteRequest(heartbeat=beat))
+        await self._write(worker_pb2.ExecuteRequest(heartbeat=self.pulse.beat()))
 
     async def _watch(self) -> None:
         silence_s = await self._watchdog.wait_expired()

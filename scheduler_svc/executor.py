@@ -7,7 +7,7 @@ real one, tests have their own. An executor belongs to one event loop and one en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagewire.v1 import common_pb2
@@ -59,6 +59,18 @@ class KvCachePlan:
     """KV cache groups: so many block tables a request has."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPulse:
+    """What the heartbeats of a worker tell."""
+
+    address: str
+    rank: int
+    round_trip_ns: int
+    """0: not known yet."""
+    process: common_pb2.ProcessFigures
+    """Passed on to gateways unread."""
+
+
 class Executor(ABC):
     """A worker, or several that act as one, that loads a model and runs steps in order."""
 
@@ -72,6 +84,10 @@ class Executor(ABC):
     @abstractmethod
     def lost_reason(self) -> str | None:
         """Why the worker counts as lost; None while it is there."""
+
+    def pulses(self) -> Sequence[WorkerPulse]:
+        """What the workers' heartbeats told last, by rank; those that told nothing are left out."""
+        return ()
 
     @abstractmethod
     async def initialize(self) -> WorkerFacts:

@@ -66,7 +66,8 @@ class SchedulerServer:
         )
         self.core = EngineCore(config.engine, self._executor, self._grammars)
         self.core.on_state = self._on_state
-        servicer, admin = SchedulerServicer(self.core, identity), EngineAdminServicer(self.core)
+        servicer = SchedulerServicer(self.core, identity, lambda: self.server.process.figures)
+        admin = EngineAdminServicer(self.core)
         self.server = ServiceServer(
             config.server,
             SERVICE_NAME,

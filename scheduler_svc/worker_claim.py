@@ -24,10 +24,12 @@ from pagewire.kit.tasks import cancel_and_wait
 from pagewire.kit.tls import PeerTls
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.execute_stream import ExecuteStream
-from scheduler_svc.executor import KvCachePlan, WorkerUnavailableError
+from scheduler_svc.executor import KvCachePlan, WorkerPulse, WorkerUnavailableError
 
 T = TypeVar("T")
 
+RESOLVE_TIMEOUT_S = 5.0
+"""For the addresses of one name; a slow one holds up the claim of other workers for so long."""
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 5.0
 INITIALIZE_SILENCE_S = 300.0
@@ -72,6 +74,16 @@ class Seat:
     """Where ranks meet; empty for rank 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a worker says of itself before it is claimed."""
+
+    holder: str
+    """Id of the scheduler that it serves; empty: none."""
+    epoch: int
+    """Which process it is: random, new at each start; 0: it does not say."""
+
+
 class WorkerClaim:
     """A connection to one worker. `connect`, `initialize`, `open_stream`, `close`."""
 
@@ -104,8 +116,8 @@ class WorkerClaim:
             raise
         return cls(address, channel)
 
-    async def holder(self) -> str:
-        """Id of the scheduler that the worker serves; empty: none.
+    async def status(self) -> WorkerStatus:
+        """Ask which process it is and whom it serves.
 
         Raises:
             WorkerUnavailableError: It does not say.
@@ -116,7 +128,7 @@ class WorkerClaim:
             )
         except grpc.aio.AioRpcError as error:
             raise unavailable_or_fatal(error) from error
-        return status.lease_holder
+        return WorkerStatus(status.lease_holder, status.worker_epoch)
 
     async def initialize(
         self,
@@ -180,6 +192,13 @@ class WorkerClaim:
             )
         except grpc.aio.AioRpcError as error:
             raise unavailable_or_fatal(error) from error
+
+    def pulse(self) -> WorkerPulse | None:
+        """What the worker's heartbeats told last; None: nothing yet."""
+        pulse = None if self.stream is None else self.stream.pulse
+        if pulse is None or pulse.peer is None:
+            return None
+        return WorkerPulse(self.address, self._seat.rank, pulse.round_trip_ns, pulse.peer)
 
     async def sleep(self, level: int) -> None:
         """Free the worker's memory; see `Executor.sleep`."""
@@ -276,23 +295,30 @@ async def resolve_workers(targets: Sequence[str]) -> list[str]:
     """One address a worker: a DNS name stands for all addresses behind it.
 
     A claim is several calls to the same process, so a channel must not choose among addresses.
+    Names are asked at the same time, each for `RESOLVE_TIMEOUT_S`.
 
     Raises:
         WorkerUnavailableError: Names can't be resolved now, and there is no other address.
     """
-    addresses, unknown = list[str](), list[str]()
-    for target in targets:
-        if not is_dns_target(target):
-            addresses.append(target)
-            continue
-        try:
-            addresses += await resolve(target)
-        except OSError as error:
-            log.info("name_not_resolved", name=target, reason=error.strerror or str(error))
-            unknown.append(target)
+    found = await asyncio.gather(*map(_resolve_worker, targets))
+    addresses = dict.fromkeys(address for answer in found for address in answer or ())
+    unknown = [target for target, answer in zip(targets, found, strict=True) if answer is None]
     if unknown and not addresses:
         raise WorkerUnavailableError(f"{', '.join(unknown)} can't be resolved")
-    return list(dict.fromkeys(addresses))
+    return list(addresses)
+
+
+async def _resolve_worker(target: str) -> list[str] | None:
+    """Return the addresses of one target; None: it can't be resolved now."""
+    if not is_dns_target(target):
+        return [target]
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            return await resolve(target)
+    except OSError as error:  # also of the time
+        reason = error.strerror or str(error) or "no answer in time"
+        log.info("name_not_resolved", name=target, reason=reason)
+        return None
 
 
 def unavailable_or_fatal(error: grpc.aio.AioRpcError) -> Exception:

@@ -16,6 +16,7 @@ from scheduler_svc.executor import (
     KvCachePlan,
     WorkerFacts,
     WorkerLostError,
+    WorkerPulse,
     WorkerUnavailableError,
 )
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
@@ -44,6 +45,10 @@ class GrpcExecutor(Executor):
         if self._claim is None or self._claim.stream is None:
             return "no worker"
         return self._claim.stream.lost_reason
+
+    def pulses(self) -> Sequence[WorkerPulse]:
+        pulse = None if self._claim is None else self._claim.pulse()
+        return () if pulse is None else (pulse,)
 
     async def initialize(self) -> WorkerFacts:
         await self.close()

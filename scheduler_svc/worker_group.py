@@ -24,6 +24,7 @@ from scheduler_svc.executor import (
     StepFailedError,
     WorkerFacts,
     WorkerLostError,
+    WorkerPulse,
     WorkerUnavailableError,
 )
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
@@ -68,6 +69,9 @@ class GroupExecutor(Executor):
             if claim.stream.lost_reason is not None:
                 return f"rank {rank} ({claim.address}): {claim.stream.lost_reason}"
         return None if self._ranks else "no workers"
+
+    def pulses(self) -> Sequence[WorkerPulse]:
+        return [pulse for claim in self._ranks if (pulse := claim.pulse()) is not None]
 
     async def initialize(self) -> WorkerFacts:
         await self.close()
@@ -117,7 +121,8 @@ class GroupExecutor(Executor):
         """
         addresses = await resolve_workers(self._workers)
         tries = await asyncio.gather(*map(self._connect, addresses), return_exceptions=True)
-        free = [found for found in tries if isinstance(found, WorkerClaim)]
+        free, again = _one_a_process(found for found in tries if isinstance(found, tuple))
+        await _all([claim.close() for claim in again])
         errors = [found for found in tries if isinstance(found, BaseException)]
         fatal = [error for error in errors if not isinstance(error, WorkerUnavailableError)]
         if not fatal and len(free) >= self._world_size:
@@ -128,23 +133,25 @@ class GroupExecutor(Executor):
             raise fatal[0]
         reasons = "; ".join(map(str, errors))
         raise WorkerUnavailableError(
-            f"{self._world_size} workers are needed, {len(free)} of {len(addresses)} are free"
+            f"{self._world_size} workers are needed,"
+            f" {len(free)} of {len(addresses) - len(again)} are free"
             + (f": {reasons}" if reasons else "")
         )
 
-    async def _connect(self, address: str) -> WorkerClaim:
+    async def _connect(self, address: str) -> tuple[WorkerClaim, int]:
+        """Return a worker that is free, and which process it is."""
         try:
             claim = await WorkerClaim.connect(address, self._claimant.tls)
         except WorkerUnavailableError as error:
             raise WorkerUnavailableError(f"{address}: {error}") from error
         try:
-            holder = await claim.holder()
-            if holder not in ("", self._claimant.scheduler_id):
-                raise WorkerUnavailableError(f"{address}: it serves scheduler {holder}")
+            status = await claim.status()
+            if status.holder not in ("", self._claimant.scheduler_id):
+                raise WorkerUnavailableError(f"{address}: it serves scheduler {status.holder}")
         except BaseException:
             await claim.close()
             raise
-        return claim
+        return claim, status.epoch
 
     async def _initialize_ranks(self) -> list[WorkerFacts]:
         """Have all ranks load at the same time, once rank 0 has said where they meet."""
@@ -201,6 +208,21 @@ class GroupExecutor(Executor):
 
     def _on_lost(self) -> None:
         self.on_lost()
+
+
+def _one_a_process(
+    found: Iterable[tuple[WorkerClaim, int]],
+) -> tuple[list[WorkerClaim], list[WorkerClaim]]:
+    """Tell workers from further addresses of the same ones: a name may have two of one process.
+
+    Args:
+        found: Each with its epoch; 0 is nobody's.
+    """
+    first, again, seen = list[WorkerClaim](), list[WorkerClaim](), set[int]()
+    for claim, epoch in found:
+        (again if epoch in seen else first).append(claim)
+        seen |= {epoch} - {0}
+    return first, again
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

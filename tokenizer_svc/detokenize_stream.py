@@ -22,9 +22,10 @@ from pagewire.kit.heartbeat import (
     Watchdog,
     send_heartbeats,
 )
+from pagewire.kit.pulse import Pulse
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.v1 import tokenizer_pb2
-from tokenizer_svc.convert import answer_to_proto, frame_from_proto, heartbeat_to_proto
+from tokenizer_svc.convert import answer_to_proto, frame_from_proto
 from tokenizer_svc.detokenize_session import DetokenizeSession
 
 Request = tokenizer_pb2.DetokenizeRequest
@@ -50,6 +51,7 @@ class DetokenizeStream:
         *,
         interval_s: float = HEARTBEAT_INTERVAL_S,
         timeout_s: float = HEARTBEAT_TIMEOUT_S,
+        pulse: Pulse | None = None,
     ) -> None:
         self._session = session
         self._channel = channel
@@ -60,7 +62,7 @@ class DetokenizeStream:
         self._answered = asyncio.Event()
         self._answered.set()
         self._num_frames = 0
-        self._num_heartbeats = 0
+        self._pulse = pulse or Pulse()
 
     async def serve(self) -> None:
         """Run until the stream ends.
@@ -87,6 +89,8 @@ class DetokenizeStream:
     async def _take_frames(self) -> None:
         while (message := await self._channel.read()) is not grpc.aio.EOF:
             self._watchdog.beat()
+            if message.HasField("heartbeat"):
+                self._pulse.take(message.heartbeat)
             if message.frame:
                 await self._answer(message)
             elif message.opens or message.handles or message.closes:
@@ -113,8 +117,7 @@ class DetokenizeStream:
         await send_heartbeats(self._beat, self._interval_s)
 
     async def _beat(self) -> None:
-        self._num_heartbeats += 1
-        await self._write(heartbeat_to_proto(self._num_heartbeats))
+        await self._write(Response(heartbeat=self._pulse.beat()))
 
     async def _watch(self) -> None:
         silence_s = await self._watchdog.wait_expired()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from pagewire.kit.busy_meter import BusyMeter
 from pagewire.kit.errors import QueueFullError
 
 T = TypeVar("T")
@@ -21,12 +22,13 @@ _RETRY_AFTER_S = 1.0
 
 
 class WorkPool:
-    """Threads of one event loop. `_num_jobs` counts jobs that run or wait."""
+    """Threads of one event loop. `_num_jobs` counts jobs that run or wait; `busy`, their work."""
 
     def __init__(self, num_threads: int, max_jobs: int = MAX_JOBS) -> None:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenize")
         self._max_jobs = max_jobs
         self._num_jobs = 0
+        self.busy = BusyMeter(num_threads)
 
     @property
     def num_jobs(self) -> int:
@@ -44,13 +46,18 @@ class WorkPool:
             raise QueueFullError("the tokenizer has too much to do", retry_after_s=_RETRY_AFTER_S)
         loop = asyncio.get_running_loop()
         self._num_jobs += 1
-        job = self._executor.submit(contextvars.copy_context().run, work, *arguments)
+        run = contextvars.copy_context().run
+        job = self._executor.submit(self._work, run, work, *arguments)
         job.add_done_callback(lambda done: self._on_done(loop, done))
         return await asyncio.wrap_future(job)
 
     def close(self) -> None:
         """Drop what waits; returns when what runs has ended."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self, run: Callable[..., T], *arguments: Any) -> T:
+        with self.busy.working():
+            return run(*arguments)
 
     def _on_done(self, loop: asyncio.AbstractEventLoop, _job: Future[Any]) -> None:
         # Called from the job's thread, or from the loop itself for a job that was dropped.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pagewire.kit.errors import InvalidRequestError, PagewireError, ServiceUnavailableError
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, Watchdog, send_heartbeats
 from pagewire.kit.logs import get_logger
+from pagewire.kit.pulse import Heartbeat, Pulse
 from pagewire.kit.tasks import cancel_and_wait
 from worker_svc.execution import MAX_QUEUED_STEPS, Execution, StepOutcome
 from worker_svc.grammar_masks import GrammarMasks
@@ -63,6 +64,8 @@ class MasksFrame:
 class HeartbeatFrame:
     """Proof of life."""
 
+    heartbeat: Heartbeat
+
 
 @dataclass(frozen=True, slots=True)
 class CloseFrame:
@@ -92,7 +95,7 @@ class Accepted:
 class HeartbeatAnswer:
     """Proof of life of the worker."""
 
-    sequence: int
+    heartbeat: Heartbeat
 
 
 Answer = Accepted | StepOutcome | HeartbeatAnswer
@@ -111,6 +114,7 @@ class ExecuteSession:
         worker_epoch: int,
         timeout_s: float,
         heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S,
+        pulse: Pulse | None = None,
     ) -> None:
         self._execution = execution
         self._worker_epoch = worker_epoch
@@ -118,7 +122,7 @@ class ExecuteSession:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._last_frame = 1
         self._last_step = 0
-        self._num_heartbeats = 0
+        self._pulse = pulse or Pulse()
         # None: nothing follows.
         self._due: asyncio.Queue[asyncio.Future[StepOutcome] | None] = asyncio.Queue()
         self._unsent: asyncio.Queue[Answer | None] = asyncio.Queue(_MAX_UNSENT)
@@ -180,6 +184,8 @@ class ExecuteSession:
             raise InvalidRequestError("the stream is open already", reason="WRONG_ORDER")
         elif isinstance(payload, MasksFrame):
             self._execution.put_masks(payload.masks)
+        elif isinstance(payload, HeartbeatFrame):
+            self._pulse.take(payload.heartbeat)
 
     def _submit(self, payload: StepFrame | BadStepFrame) -> None:
         number = payload.step.step
@@ -216,8 +222,7 @@ class ExecuteSession:
 
     async def _queue_heartbeat(self) -> None:
         if self._unsent.empty():  # what waits to be sent proves life as well
-            self._num_heartbeats += 1
-            self._unsent.put_nowait(HeartbeatAnswer(self._num_heartbeats))
+            self._unsent.put_nowait(HeartbeatAnswer(self._pulse.beat()))
 
     async def _watch(self, watchdog: Watchdog) -> None:
         silence_s = await watchdog.wait_expired()

@@ -7,13 +7,14 @@ status in the kit's interceptor.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
 
 from pagewire.kit.errors import DeadlineExceededError, InvalidRequestError, UnimplementedError
+from pagewire.kit.pulse import ProcessFigures, Pulse, no_figures
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from worker_svc import convert
 from worker_svc.execute_session import Answer, ExecuteSession, Frame, OpenFrame
@@ -25,8 +26,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """`WorkerService`."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(
+        self, worker: Worker, process: Callable[[], ProcessFigures | None] = no_figures
+    ) -> None:
+        """Serve calls.
+
+        Args:
+            worker: What they are for.
+            process: Gives what heartbeats tell of this process.
+        """
         self._worker = worker
+        self._process = process
 
     async def Initialize(
         self, request: worker_pb2.InitializeRequest, context: Context
@@ -51,7 +61,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             opened, generation = await self._read_open(frames)
             with self._worker.execution(opened.lease, generation) as execution:
                 session = ExecuteSession(
-                    execution, self._worker.epoch, self._worker.lease_timeout_s
+                    execution,
+                    self._worker.epoch,
+                    self._worker.lease_timeout_s,
+                    pulse=Pulse(self._process),
                 )
                 await session.run(frames, _Sender(context).send)
 
@@ -96,7 +109,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class WorkerAdminServicer(worker_pb2_grpc.WorkerAdminServiceServicer):
-    """`WorkerAdminService`: profiles are not served so far."""
+    """`WorkerAdminService`."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -116,12 +129,14 @@ class WorkerAdminServicer(worker_pb2_grpc.WorkerAdminServiceServicer):
     async def StartProfile(
         self, request: worker_pb2.StartProfileRequest, context: Context
     ) -> worker_pb2.StartProfileResponse:
-        _refuse("StartProfile")
+        call = convert.profile_call(request)
+        return convert.start_profile_response(call, await self._worker.start_profile(call))
 
     async def StopProfile(
         self, request: worker_pb2.StopProfileRequest, context: Context
     ) -> worker_pb2.StopProfileResponse:
-        _refuse("StopProfile")
+        result = await self._worker.profile_result(wait=request.wait)
+        return convert.stop_profile_response(result)
 
 
 class _Sender:

@@ -25,6 +25,7 @@ from gateway.http.completions import read_completion
 from gateway.http.fields import Fields
 from gateway.http.json_response import json_response
 from gateway.http.known_names import UnknownNames
+from gateway.http.map import map_route
 from gateway.http.messages import errors as messages_errors
 from gateway.http.messages.routes import MessagesRoutes
 from gateway.http.openapi.document import TOKENIZER_INFO, openapi_json
@@ -32,9 +33,12 @@ from gateway.http.page.routes import page_routes
 from gateway.http.responses.routes import ResponsesRoutes
 from gateway.http.responses.store import ResponseStore
 from gateway.http.tokenize import TokenizeRoutes
+from gateway.http.traces import TraceRoutes
+from gateway.map.live_map import LiveMap
 from gateway.metrics import GatewayMetrics
 from gateway.request_service import RequestService
 from gateway.token_service import TokenService
+from gateway.trace.recorder import TraceRecorder
 from pagewire import __version__
 from pagewire.kit import context
 from pagewire.kit.errors import NotFoundError
@@ -56,7 +60,12 @@ class HttpSettings:
 
 
 def build_app(
-    service: RequestService, tokens: TokenService, metrics: GatewayMetrics, settings: HttpSettings
+    service: RequestService,
+    tokens: TokenService,
+    metrics: GatewayMetrics,
+    settings: HttpSettings,
+    traces: TraceRecorder | None = None,
+    live_map: LiveMap | None = None,
 ) -> ASGIApp:
     """Return the routes; `scope.guarded` puts around them what every request passes."""
     api = _Api(service, metrics, settings)
@@ -64,6 +73,7 @@ def build_app(
     limits = settings.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
     responses = ResponsesRoutes(service, store, api.read, settings.keep_alive_s)
+    requests = TraceRoutes(traces or TraceRecorder())
     messages = MessagesRoutes(service, tokens, api.read, settings.keep_alive_s)
     return Router(
         [
@@ -78,6 +88,9 @@ def build_app(
             Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
             Route(messages_errors.PATH, messages.create, methods=["POST"]),
             Route(f"{messages_errors.PATH}/count_tokens", messages.count_tokens, methods=["POST"]),
+            Route("/v1/requests", requests.listed),
+            Route("/v1/requests/{request_id:path}/trace", requests.trace),
+            *([map_route(live_map)] if live_map is not None else ()),
             Route("/tokenize", tokenize.tokenize, methods=["POST"]),
             Route("/detokenize", tokenize.detokenize, methods=["POST"]),
             Route("/health", api.health),

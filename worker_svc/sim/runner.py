@@ -35,6 +35,7 @@ from worker_svc.step import (
     SchedulerOutput,
     StepTimings,
 )
+from worker_svc.thinking_budget import ThinkingState
 
 _BYTES_PER_VALUE = 2
 
@@ -50,6 +51,8 @@ class _Request:
     num_computed_tokens: int
     block_tables: list[Blocks]
     """By KV cache group."""
+    thinking: ThinkingState | None = None
+    """With a budget."""
     failure: RowFailure | None = None
     is_over: bool = False
     """It failed, or it ended while the masks of a step were made: no later step samples for it."""
@@ -57,6 +60,7 @@ class _Request:
     @classmethod
     def from_new_request(cls, new: NewRequest) -> _Request:
         ends = np.cumsum(new.block_counts or [len(new.block_ids)])
+        budget = new.sampling.thinking_budget
         return cls(
             params=new.sampling,
             seed=(new.sampling.seed or 0) & MASK,
@@ -64,11 +68,23 @@ class _Request:
             token_ids=[*new.prompt_token_ids, *new.output_token_ids],
             num_computed_tokens=new.num_computed_tokens,
             block_tables=np.split(np.array(new.block_ids, dtype=np.int64), ends[:-1]),
+            thinking=None if budget is None else ThinkingState(budget, new.output_token_ids),
         )
 
     def append_blocks(self, group_id: int, block_ids: Sequence[int]) -> None:
         new_blocks = np.array(block_ids, dtype=np.int64)
         self.block_tables[group_id] = np.append(self.block_tables[group_id], new_blocks)
+
+    def append(self, token_id: int) -> None:
+        """Take in a new output token."""
+        self.token_ids.append(token_id)
+        if self.thinking is not None:
+            self.thinking.append([token_id])
+
+    @property
+    def forced_token_id(self) -> int | None:
+        """What must come next."""
+        return None if self.thinking is None else self.thinking.forced()[0]
 
     @property
     def num_output_tokens(self) -> int:
@@ -143,6 +159,8 @@ class SimRunner:
             self._sample(self._pages, row, drafts.get(handle, ()), row_masks.get(handle))
             for handle, row in zip(scheduler_output.handles, rows, strict=True)
         ]
+        sampled_ns = time.perf_counter_ns()
+        # What is simulated is the forward pass; here it ends later than the real work does.
         self._wait(scheduler_output, begin_ns)
         end_ns = time.perf_counter_ns()
         return ModelRunnerOutput(
@@ -159,8 +177,8 @@ class SimRunner:
             prompt_logprobs=self._prompt_logprobs(scheduler_output.handles, rows, sampled),
             timings=StepTimings(
                 prepare_ns=prepared_ns - begin_ns,
-                forward_ns=written_ns - prepared_ns,
-                sample_ns=end_ns - written_ns,
+                forward_ns=written_ns - prepared_ns + end_ns - sampled_ns,
+                sample_ns=sampled_ns - written_ns,
                 total_ns=end_ns - begin_ns,
             ),
         )
@@ -227,12 +245,18 @@ class SimRunner:
             mask = None if masks is None else masks[len(sampled)]
             context = pages.read(row.block_tables, row.num_computed_tokens)
             token_id = choose_token(
-                context, row.params, row.seed, row.num_output_tokens, self._vocabulary, mask
+                context,
+                row.params,
+                row.seed,
+                row.num_output_tokens,
+                self._vocabulary,
+                mask,
+                row.forced_token_id,
             )
             if token_id is None:
                 row.failure, row.is_over = EMPTY_MASK, True
                 break
-            row.token_ids.append(token_id)
+            row.append(token_id)
             sampled.append(token_id)
             if token_id != draft:
                 break
