@@ -65,6 +65,8 @@ class Detokenizer:
         self.recovery = Recovery(recovery_timeout_s, self._on_give_up)
         self._fingerprint: str | None = None
         self.has_work = asyncio.Event()
+        self.service_ns = 0
+        """What the tokenizer took for the frame whose rows are delivered now."""
 
     def push(self, requests: Sequence[LiveRequest]) -> None:
         for request in requests:
@@ -125,6 +127,7 @@ class Detokenizer:
         text, token_offset = self._without_delivered(entry, text, token_offset)
         if is_end:
             self._leave(request)
+            request.trace.detokenized(self.service_ns)
             request.complete(text, token_offset, spelling)
         else:
             request.deliver(text, token_offset, spelling)
@@ -138,6 +141,7 @@ class Detokenizer:
             return
         text, _ = self._without_delivered(entry, text, token_offset)
         self._leave(entry.request)
+        entry.request.trace.detokenized(self.service_ns)
         entry.request.stop_at(text, token_offset, stop_index, spelling)
 
     def on_error(self, handle: int, message: str) -> None:

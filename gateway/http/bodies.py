@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from gateway.http.fields import Fields
 from gateway.http.json_body import parse_json_object, read_body
+from gateway.trace.request_trace import current as current_trace
 
 R = TypeVar("R")
 
@@ -27,6 +28,7 @@ async def read_json(
         InvalidRequestError: It is no JSON object, or `read` refuses it.
     """
     body = await read_body(request, max_bytes, timeout_s)
+    current_trace().mark("receive")
     if len(body) > _MAX_INLINE_BODY_BYTES:
         return await asyncio.to_thread(_parse, body, read)
     return _parse(body, read)

@@ -34,6 +34,10 @@ COMMANDS = (
     Command("serve", "serve", "run a whole stack on this machine and supervise it"),
     Command("chat", "chat", "talk to the model, one message or a conversation"),
     Command("complete", "complete", "continue a text"),
+    Command("bench", "bench.command", "put load on a server and show what its clients saw of it"),
+    Command("profile", "profile", "what the workers spend their time on, and a trace of each"),
+    Command("trace", "trace", "where the time of a request went, as a waterfall"),
+    Command("log-level", "log_level", "change the log level of a service that runs"),
     Command("healthcheck", "healthcheck", "ask a service whether it serves; exit 0 or 1"),
     Command(
         "simulate", "simulate", "what the scheduler would do with a workload, without a device"

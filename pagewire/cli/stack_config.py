@@ -45,6 +45,8 @@ class StackConfig:
     """Log level of the services."""
     log_dir: Path | None = None
     """Folder for one log file a service with all that it logs."""
+    profiler_dir: Path | None = None
+    """Folder for the traces of `pagewire profile`; none: profiles are refused."""
     verbose: bool = False
     """Show all that the services log, not only warnings and progress."""
 
@@ -113,6 +115,12 @@ class GatewayOptions:
     config recommends; vllm: none of them, so temperature 1 and all else off."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve GET /tokenizer_info: the tokenizer's configuration with its chat template."""
+    trace_requests: int = 256
+    """Traces kept of the last requests; 0: none, and no request is followed through the engines."""
+    trace_slowest: int = 32
+    """Traces kept of the slowest requests of the last hour besides."""
+    trace_readers: tuple[str, ...] = ()
+    """Clients (names of their keys) that may read every client's traces; others read their own."""
     gateway_id: str | None = None
     """Name of this gateway, unique among those of a scheduler; none: a random one."""
     api_key_file: Path | None = None
