@@ -7,6 +7,7 @@ has a message shows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from pagewire.metric_buckets import ITERATION_TOKENS, KV_BLOCK_S
 from pagewire.v1.scheduler_pb2 import EngineFigures, HistogramFigures, WatchLoadResponse
 
 LABELS = ("model_name", "engine")
+_LABEL_NAME = re.compile("[a-z][a-z0-9_]*")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """By level of sleep."""
 
@@ -192,7 +194,9 @@ def _sleep_state(reports: Iterable[EngineReport]) -> Metric:
 
 
 def _cache_config_info(reports: Sequence[EngineReport]) -> Metric:
-    names = sorted({name for report in reports for name in report.cache_config})
+    told = {name for report in reports for name in report.cache_config}
+    # They come from a peer, and a wrong one would make the whole exposition unreadable.
+    names = sorted(name for name in told if _LABEL_NAME.fullmatch(name))
     rows = [
         ((*report.labels, *(report.cache_config.get(name, "") for name in names)), 1.0)
         for report in reports
