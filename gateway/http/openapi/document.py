@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.http.json_response import to_json
 from gateway.http.openapi import answers, messages, requests
+from gateway.http.openapi import map as map_schemas
 from gateway.http.openapi.schemas import TEXT, Schema, integer, ref, words
 from pagewire import __version__
 
@@ -63,7 +64,11 @@ def document(tokenizer_info: bool = False) -> dict[str, Any]:
         "info": {"title": "pagewire", "version": __version__},
         "paths": _paths() | more,
         "components": {
-            "schemas": requests.PARTS | messages.PARTS | answers.SCHEMAS | messages.ANSWERS,
+            "schemas": requests.PARTS
+            | messages.PARTS
+            | answers.SCHEMAS
+            | messages.ANSWERS
+            | map_schemas.SCHEMAS,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"bearer": []}, {}],
@@ -114,6 +119,7 @@ def _paths() -> dict[str, Any]:
                 error="MessagesError",
             )
         },
+        "/v1/map": {"get": _operation("Show the boxes and what limits them", "Map", (401,))},
         "/v1/models": {"get": _operation("List the models", "Models", (401,))},
         "/v1/models/{model}": {
             "get": _operation("Show a model", "Model", (401, 404))

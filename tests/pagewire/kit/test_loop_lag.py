@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pagewire.kit.loop_lag import INTERVAL_S, LoopLag
+from pagewire.kit.loop_lag import INTERVAL_S, Lag, LoopLag
 
 
 async def test_what_a_sleep_takes_too_long_is_lag() -> None:
@@ -28,3 +28,5 @@ async def test_what_a_sleep_takes_too_long_is_lag() -> None:
     buckets = {s.labels["le"]: s.value for s in family.samples if "le" in s.labels}
     assert (buckets["0.001"], buckets["0.3"], buckets["+Inf"]) == (1.0, 2.0, 3.0)
     assert INTERVAL_S > 0
+    assert lag.take() == Lag(max_ns=2_000_000_000, mean_ns=750_000_000)
+    assert lag.take() == Lag(), "what was told once is not told again"
