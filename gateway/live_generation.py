@@ -74,7 +74,7 @@ class Generation:
         return {
             "model": self.model,
             "generation_id": self.request_id,
-            "outputs": len(self.requests),
+            "num_outputs": len(self.requests),
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,

@@ -12,13 +12,20 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
+/** Where the time of a request went, as /v1/requests/ID/trace says. */
+export async function loadTrace(requestId, key) {
+  const response = await request(`/v1/requests/${encodeURIComponent(requestId)}/trace`, key, {});
+  return response.json();
+}
+
 /**
  * Streams a chat's chunks. Leaving the loop, or the signal, ends the request.
  * @param {object} body of /v1/chat/completions, but for what makes it a stream
  * @param {string} key "": none
  * @param {AbortSignal} signal
+ * @param {(requestId: string) => void} onStarted called before the first chunk
  */
-export async function* streamChat(body, key, signal) {
+export async function* streamChat(body, key, signal, onStarted) {
   const response = await request("/v1/chat/completions", key, {
     method: "POST",
     headers: { "content-type": "application/json" },
@@ -26,6 +33,7 @@ export async function* streamChat(body, key, signal) {
     signal,
   });
   const requestId = response.headers.get("x-request-id");
+  onStarted(requestId);
   const events = eventData(response.body);
   for (;;) {
     const { done, value } = await orUnreachable(events.next(), CUT_OFF);

@@ -3,6 +3,7 @@
 import { Answer } from "/static/answer.js";
 import { streamChat } from "/static/api.js";
 import { Timings } from "/static/timings.js";
+import { traceOf } from "/static/trace.js";
 
 const ENDS = { length: "ended at its limit", abort: "aborted by the server" };
 
@@ -82,8 +83,10 @@ export class Conversation {
     const timings = new Timings();
     let usage = null;
     let end = "";
+    let requestId = null;
+    const onStarted = (id) => (requestId = id);
     try {
-      for await (const chunk of streamChat(body, key, signal)) {
+      for await (const chunk of streamChat(body, key, signal, onStarted)) {
         for (const choice of chunk.choices) {
           end = ENDS[choice.finish_reason] ?? end;
           timings.arrived(answer.push(choice));
@@ -95,6 +98,8 @@ export class Conversation {
     } catch (error) {
       if (error.name !== "AbortError") throw error;
       answer.end([...timings.summary(null), "stopped"]);
+    } finally {
+      if (requestId) answer.element.append(traceOf(requestId, this.keys));
     }
   }
 

@@ -33,6 +33,7 @@ export class Timings {
   }
 }
 
-function seconds(ms) {
+/** A duration for people. */
+export function seconds(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(2)} s`;
 }
