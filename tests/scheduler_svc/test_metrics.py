@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.pause import PauseMode
 from tests.scheduler_svc.test_engine_core import Engine, running
@@ -37,3 +39,36 @@ def test_an_engine_without_a_worker_has_no_figures_of_requests():
     figures = figures_of(Engine())
     assert figures["pagewire:engine_ready"] == 0
     assert "pagewire:num_requests_running" not in figures
+
+
+async def test_a_prompt_counts_once_with_the_step_that_gives_its_first_token():
+    async with running() as engine:
+        # More than a step takes, and a worker that is lost in between.
+        request_id = engine.add(range(1, 41), max_tokens=20, ignore_eos=True)
+        await engine.client.wait_tokens(request_id, 5)
+        engine.executor.lose()
+        await engine.client.wait_finished(request_id)
+        # One that ends before its first token, and one that had tokens elsewhere.
+        engine.executor.go_on.clear()
+        engine.core.finish_requests([engine.add(max_tokens=4)])
+        resumed = engine.add(
+            output_token_ids=[7, 8], is_resumed=True, max_tokens=5, ignore_eos=True
+        )
+        engine.executor.go_on.set()
+        await engine.client.wait_finished(resumed)
+        counters = engine.core.counters
+        assert counters.prompt_tokens == 40
+        assert (counters.iteration_tokens.count, counters.iteration_tokens.sum) == (23, 63)
+
+
+async def test_the_cache_is_described_by_its_settings_and_sizes():
+    async with running() as engine:
+        metrics = {metric.name: metric for metric in EngineCollector(engine.core).collect()}
+        (sample,) = metrics["pagewire:cache_config_info"].samples
+    config, plan = engine.core.config, engine.core.info.kv_cache
+    assert sample.value == 1
+    assert {field.name for field in fields(config.cache)} <= set(sample.labels)
+    assert sample.labels["num_gpu_blocks"] == str(plan.num_blocks)
+    concurrency = (plan.num_blocks - 1) * plan.block_size / plan.max_model_len
+    assert float(sample.labels["kv_cache_max_concurrency"]) == round(concurrency, 4)
+    assert sample.labels["kv_cache_size_tokens"] == str((plan.num_blocks - 1) * plan.block_size)

@@ -51,6 +51,7 @@ def test_right_drafts_and_the_token_behind_them_are_new_tokens():
     assert request.output_token_ids == [4, 1, 2, 3, 9]
     assert request.num_computed_tokens == request.num_tokens - 1
     assert scheduler.make_stats().num_accepted_tokens == 3
+    assert scheduler.make_stats().num_accepted_tokens_per_pos == (1, 1, 1)
 
 
 def test_wrong_drafts_are_not_computed_any_more():
@@ -63,6 +64,7 @@ def test_wrong_drafts_are_not_computed_any_more():
     assert request.num_computed_tokens == request.num_tokens - 1
     stats = scheduler.make_stats()
     assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (1, 3, 1)
+    assert stats.num_accepted_tokens_per_pos == (1,)
 
 
 def test_a_drafted_request_is_in_one_step_while_others_overlap():
