@@ -11,7 +11,6 @@ from gateway.convert.events import (
     Response,
     fill_tokens,
     finished_message,
-    is_news,
     started_message,
     usage_message,
 )
@@ -60,13 +59,15 @@ class ChatEvents:
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Response]:
         for output in outputs:
             parser = self._parsers[output.index]
-            delta = inference_pb2.ChatDelta(index=output.index)
-            fill_tokens(delta, output, self._with_token_ids)
-            _fill_message(delta, parser.push(output.text))
+            response = inference_pb2.ChatResponse()
+            delta = response.delta
+            delta.index = output.index
+            is_news = fill_tokens(delta, output, self._with_token_ids)
+            events = parser.push(output.text)
             if output.finished is not None:
-                _fill_message(delta, parser.finish())
-            if is_news(delta):
-                yield inference_pb2.ChatResponse(delta=delta)
+                events += parser.finish()
+            if _fill_message(delta, events) or is_news:
+                yield response
             if output.finished is not None:
                 finished = _finished(output.index, output.finished, parser)
                 yield inference_pb2.ChatResponse(finished=finished)
@@ -107,7 +108,8 @@ def _with_strict(functions: Sequence[dict[str, Any]], strict: set[str]) -> tuple
     return tuple(replace(each, strict=each.name in strict) for each in tools_of(functions))
 
 
-def _fill_message(delta: inference_pb2.ChatDelta, events: Iterable[MessageEvent]) -> None:
+def _fill_message(delta: inference_pb2.ChatDelta, events: Iterable[MessageEvent]) -> bool:
+    """Write events; return whether there was anything in them."""
     for event in events:
         if isinstance(event, Content):
             delta.content += event.text
@@ -119,6 +121,7 @@ def _fill_message(delta: inference_pb2.ChatDelta, events: Iterable[MessageEvent]
             delta.tool_calls.add(
                 index=event.index, id=event.id, name=event.name, arguments_json=event.arguments
             )
+    return bool(delta.content or delta.reasoning or delta.tool_calls)
 
 
 def _finished(

@@ -50,21 +50,17 @@ class GenerateEvents:
 
     def outputs(self, outputs: Iterable[Output]) -> Iterator[Response]:
         for output in outputs:
-            delta = inference_pb2.GenerationDelta(index=output.index, text=output.text)
-            fill_tokens(delta, output, self.with_token_ids)
-            if is_news(delta):
-                yield inference_pb2.GenerateResponse(delta=delta)
+            response = inference_pb2.GenerateResponse()
+            delta = response.delta
+            delta.index, delta.text = output.index, output.text
+            if fill_tokens(delta, output, self.with_token_ids) or output.text:
+                yield response
             if output.finished is not None:
                 finished = finished_message(output.index, output.finished)
                 yield inference_pb2.GenerateResponse(finished=finished)
 
     def usage(self, usage: Usage) -> Response:
         return inference_pb2.GenerateResponse(usage=usage_message(usage))
-
-
-def is_news(delta: Delta) -> bool:
-    """Whether a delta has more than its index."""
-    return any(field.name != "index" for field, _ in delta.ListFields())
 
 
 def finished_message(index: int, finished: Finished) -> inference_pb2.GenerationFinished:
@@ -97,12 +93,21 @@ def started_message(generation: Generation) -> inference_pb2.GenerationStarted:
     )
 
 
-def fill_tokens(delta: Delta, output: Output, with_token_ids: bool) -> None:
-    """Write what is known of the tokens of a delta's text; those of the prompt on index 0."""
-    if with_token_ids:
+def fill_tokens(delta: Delta, output: Output, with_token_ids: bool) -> bool:
+    """Write what is known of the tokens of a delta's text; those of the prompt on index 0.
+
+    Returns:
+        Whether there was anything to write.
+    """
+    is_news = False
+    if with_token_ids and output.token_ids:
         delta.token_ids.extend(output.token_ids)
+        is_news = True
     if output.logprobs:
         delta.logprobs.CopyFrom(token_logprobs(output.logprobs))
+        is_news = True
     if output.prompt_logprobs is not None and delta.index == 0:
         rows = (place for place in output.prompt_logprobs if place is not None)
         delta.prompt_logprobs.CopyFrom(token_logprobs(rows))
+        is_news = True
+    return is_news

@@ -21,6 +21,7 @@ from gateway.http.event_stream import KEEP_ALIVE, piece, send_last_words, start
 from gateway.http.field_names import with_client_names
 from gateway.http.json_response import json_response, to_json
 from gateway.http.parameters import StreamOptions
+from gateway.http.text_chunks import TextChunks
 from gateway.live_generation import Generation
 from gateway.request_service import RequestService
 
@@ -35,6 +36,12 @@ class Shape(Protocol):
 
     def chunks(self, generation: Generation, output: Output) -> Iterable[dict[str, Any]]:
         """Return the chunks for new output."""
+
+    def plain_text(self, output: Output) -> str | None:
+        """Return the new text where that is all there is to say, so that `text_chunk` says it."""
+
+    def text_chunk(self, generation: Generation, index: int, text: str) -> dict[str, Any]:
+        """Return the chunk for text alone, which `plain_text` gave; not for the first output."""
 
     def usage_chunk(self, generation: Generation) -> dict[str, Any]:
         """Return a chunk without choices, for usage."""
@@ -155,6 +162,7 @@ class StreamedAnswer:
         self._shape = shape
         self._options = options
         self._keep_alive_s = keep_alive_s
+        self._texts: TextChunks | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._stream(send))
@@ -190,8 +198,23 @@ class StreamedAnswer:
             await _send(send, _events([chunk]))
 
     def _write(self, generation: Generation, outputs: list[Output]) -> bytes:
-        chunks = [c for output in outputs for c in self._shape.chunks(generation, output)]
-        return _events(self._with_usage(generation, chunks))
+        return b"".join([self._write_one(generation, output) for output in outputs])
+
+    def _write_one(self, generation: Generation, output: Output) -> bytes:
+        text = None if self._options.continuous_usage_stats else self._shape.plain_text(output)
+        if text is None:
+            return _events(self._with_usage(generation, self._shape.chunks(generation, output)))
+        return self._text_chunks(generation).event(output.index, text) if text else b""
+
+    def _text_chunks(self, generation: Generation) -> TextChunks:
+        if self._texts is None:
+
+            def chunk(index: int, text: str) -> dict[str, Any]:
+                plain = self._shape.text_chunk(generation, index, text)
+                return next(iter(self._with_usage(generation, [plain])))
+
+            self._texts = TextChunks(chunk)
+        return self._texts
 
     def _with_usage(
         self, generation: Generation, chunks: Iterable[dict[str, Any]]

@@ -104,6 +104,15 @@ class ChatShape:
                 stop_reason=stop_reason(output),
             )
 
+    def plain_text(self, output: Output) -> str | None:
+        if output.finished or self.num_top_logprobs is not None or self.return_token_ids:
+            return None
+        parser = self._parsers.get(output.index)
+        return output.text if parser is not None and parser.shows_all else None
+
+    def text_chunk(self, generation: Generation, index: int, text: str) -> dict[str, Any]:
+        return self._chunk(generation, index, {"content": text})
+
     def usage_chunk(self, generation: Generation) -> dict[str, Any]:
         return self._object(generation, "chat.completion.chunk", [])
 

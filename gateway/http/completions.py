@@ -81,6 +81,14 @@ class CompletionShape:
         if is_news or (self._echo and output.index not in self._begun):
             yield self._object(generation, [self._choice(generation, output)])
 
+    def plain_text(self, output: Output) -> str | None:
+        if output.finished or self._logprobs or output.prompt_logprobs or self._return_token_ids:
+            return None
+        return output.text if output.index in self._begun else None
+
+    def text_chunk(self, generation: Generation, index: int, text: str) -> dict[str, Any]:
+        return self._object(generation, [self._choice(generation, Output(index, text))])
+
     def usage_chunk(self, generation: Generation) -> dict[str, Any]:
         return self._object(generation, [])
 

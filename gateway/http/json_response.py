@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from json.encoder import encode_basestring
 from typing import Any
 
 from starlette.responses import Response
@@ -15,10 +16,12 @@ _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\
 
 def to_json(value: Any) -> bytes:
     """Return compact JSON on one line; a lone surrogate, which UTF-8 does not have, becomes `?`."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    if not text.isascii():
-        text = text.translate(_LINE_ENDS)
-    return text.encode("utf-8", "replace")
+    return _to_utf8(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+
+
+def text_to_json(text: str) -> bytes:
+    """Return what `to_json` does for a string, in a fraction of the time."""
+    return _to_utf8(encode_basestring(text))
 
 
 def json_response(
@@ -26,3 +29,7 @@ def json_response(
 ) -> Response:
     """Return a response with a JSON body."""
     return Response(to_json(value), status, headers, media_type="application/json")
+
+
+def _to_utf8(text: str) -> bytes:
+    return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")

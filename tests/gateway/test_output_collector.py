@@ -57,3 +57,34 @@ async def test_what_was_taken_frees_its_room() -> None:
         await collector.take()
     collector.put(Output(0, "z", [2]))
     assert await collector.take() == [Output(0, "z", [2])]
+
+
+async def test_a_wait_ends_with_nothing_when_its_time_is_over() -> None:
+    collector, loop = OutputCollector(max_bytes=1000), asyncio.get_running_loop()
+    assert await collector.take(loop.time() + 0.01) == []
+    assert await collector.take(loop.time() - 1) == []
+    collector.put(Output(0, "a", [1]))
+    assert await collector.take(loop.time() - 1) == [Output(0, "a", [1])]
+    collector.close()
+
+
+async def test_waits_with_and_without_a_limit_take_turns() -> None:
+    collector, loop = OutputCollector(max_bytes=1000), asyncio.get_running_loop()
+    for until_s in (loop.time() + 3600, None, loop.time() + 3600):
+        taking = asyncio.create_task(collector.take(until_s))
+        await asyncio.sleep(0)
+        assert not taking.done()
+        collector.put(Output(0, "a", [1]))
+        assert await taking == [Output(0, "a", [1])]
+    collector.close()
+
+
+async def test_a_cancelled_wait_loses_nothing() -> None:
+    collector = OutputCollector(max_bytes=1000)
+    taking = asyncio.create_task(collector.take())
+    await asyncio.sleep(0)
+    taking.cancel()
+    collector.put(Output(0, "a", [1]))
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert await collector.take() == [Output(0, "a", [1])]
