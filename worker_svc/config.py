@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pagewire.kit.server import ServerConfig
 from worker_svc.worker import DEFAULT_LEASE_TIMEOUT_S
@@ -23,7 +24,14 @@ class WorkerConfig:
         default=DEFAULT_LEASE_TIMEOUT_S, metadata={"flag": "--lease-timeout"}
     )
     """Seconds of silence after which the scheduler that holds this worker loses it."""
+    replicas_on_machine: int = 1
+    """Replicas whose workers are on this machine, this one's among them: on a CPU each takes its
+    part of the memory for KV that is free, unless --kv-cache-memory-bytes says how much."""
+    profiler_dir: Path | None = None
+    """Folder for the traces of StartProfile, made if it is missing; none: profiles are refused."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_timeout_s <= 3600:
             raise ValueError("lease_timeout_s", self.lease_timeout_s, "must be in (0, 3600]")
+        if not 1 <= self.replicas_on_machine <= 64:
+            raise ValueError("replicas_on_machine", self.replicas_on_machine, "must be 1 to 64")

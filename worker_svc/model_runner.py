@@ -25,6 +25,7 @@ from worker_svc.loaded_model import LoadedModel, load_model
 from worker_svc.memory_budget import CpuBudget, MemoryBudget
 from worker_svc.parallel.groups import ALONE, ParallelGroups
 from worker_svc.parallel.pipeline_tokens import PipelineTokens
+from worker_svc.profiler import region
 from worker_svc.prompt_logprobs import gather_prompt_logprobs
 from worker_svc.step import (
     ModelInfo,
@@ -185,24 +186,28 @@ class ModelRunner:
         begin_ns = time.perf_counter_ns()
         if self._tokens is not None:
             self._tokens.settle(scheduler_output.handles)
-        rows = self._batch.update(scheduler_output)
-        live = [row for row in rows if not row.state.is_over]
-        if not live:
-            return make_output(scheduler_output.step, rows, {}, _Clock(begin_ns).timings())
-        inputs = self._batch.make_inputs(live, min_tokens=loaded.min_rows)
+        with region("prepare"):
+            rows = self._batch.update(scheduler_output)
+            live = [row for row in rows if not row.state.is_over]
+            if not live:
+                return make_output(scheduler_output.step, rows, {}, _Clock(begin_ns).timings())
+            inputs = self._batch.make_inputs(live, min_tokens=loaded.min_rows)
         clock = _Clock(begin_ns)
-        hidden = loaded.forward(inputs)
+        with region("forward"):
+            hidden = loaded.forward(inputs)
         self._batch.advance(live)
         if self._tokens is not None and not self._groups.layout.is_last_stage:
             clock.forward_done()
             self._tokens.expect([row for row in inputs.rows if row.samples])
             return make_output(scheduler_output.step, rows, {}, clock.timings())
-        gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler)
-        sampling, logits = loaded.logits(inputs, hidden)
+        with region("logits"):
+            gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler)
+            sampling, logits = loaded.logits(inputs, hidden)
         clock.forward_done()
-        sampled = sample_rows(
-            loaded.sampler, self._batch.sampling, scheduler_output, sampling, logits, masks
-        )
+        with region("sample"):
+            sampled = sample_rows(
+                loaded.sampler, self._batch.sampling, scheduler_output, sampling, logits, masks
+            )
         if self._tokens is not None:
             self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())

@@ -28,6 +28,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # torch.distributed prints a C++ stack trace for every peer that ends; we get an exception too.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    # The profiler tells standard error of each of its stages; higher than any level of it.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def find_device(name: Device) -> Literal["cpu", "cuda"]:

@@ -98,7 +98,11 @@ def _own_flags(
             *([f"--revision={revision}"] if revision is not None else []),
             *to_argv(config.tokenizer, env=environment),
         ]
-    return []
+    profiler_dir = config.stack.profiler_dir
+    return [
+        f"--replicas-on-machine={config.stack.data_parallel_size}",
+        *([f"--profiler-dir={profiler_dir}"] if profiler_dir is not None else []),
+    ]
 
 
 def _engine_config(config: ServeConfig) -> EngineConfig:

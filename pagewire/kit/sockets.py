@@ -24,6 +24,7 @@ RUNTIME_DIR_ENV = "PAGEWIRE_RUNTIME_DIR"
 _MAX_PATH_BYTES = 107
 _LISTEN_RULE = "must be host:port (port 0: any free one) or unix:/path"
 HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_RUNTIME_DIRS = "pagewire-*-*"
 _RUNTIME_DIR_NAME = re.compile(r"pagewire-(\d+)-.+")
 
 
@@ -147,12 +148,35 @@ def make_runtime_dir(base: Path | None = None) -> Path:
     The creator passes it to its children in `PAGEWIRE_RUNTIME_DIR`, which lets the last of them
     remove it should the creator die, and removes it itself after they have ended.
     """
-    root = base or Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if not os.access(root, os.W_OK):
-        root = Path(tempfile.gettempdir())
-    for entry in root.glob("pagewire-*-*"):
+    root = _runtime_root(base)
+    for entry in root.glob(_RUNTIME_DIRS):
         _sweep(entry)
     return Path(tempfile.mkdtemp(prefix=f"pagewire-{os.getpid()}-", dir=root))
+
+
+def listening_sockets(pattern: str, base: Path | None = None) -> dict[Path, list[Path]]:
+    """Find sockets of this user's living stacks, by the stack's runtime directory.
+
+    Args:
+        pattern: Of the sockets' names.
+        base: Folder of the runtime directories; default: that of `make_runtime_dir`.
+    """
+    found = {}
+    for directory in sorted(_runtime_root(base).glob(_RUNTIME_DIRS)):
+        try:
+            if directory.is_symlink() or directory.stat().st_uid != os.getuid():
+                continue
+            sockets = [path for path in sorted(directory.glob(pattern)) if is_listening(path)]
+        except OSError:
+            continue  # the stack has just ended
+        if sockets:
+            found[directory] = sockets
+    return found
+
+
+def _runtime_root(base: Path | None) -> Path:
+    root = base or Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return root if os.access(root, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def remove_runtime_dir(directory: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,15 @@ def sim_config(model: Path, **device: Any) -> EngineConfig:
 
 @asynccontextmanager
 async def running_worker(
-    runner_factory: RunnerFactory = make_runner, lease_timeout_s: float = 10.0
+    runner_factory: RunnerFactory = make_runner,
+    lease_timeout_s: float = 10.0,
+    profiler_dir: Path | None = None,
 ) -> AsyncIterator[WorkerServer]:
     """A worker that listens on a free port."""
     listen = ServerConfig(listen="127.0.0.1:0", admin_listen="127.0.0.1:0", drain_timeout_s=5)
-    server = WorkerServer(WorkerConfig(listen, lease_timeout_s), runner_factory)
+    server = WorkerServer(
+        WorkerConfig(listen, lease_timeout_s, profiler_dir=profiler_dir), runner_factory
+    )
     await server.start()
     try:
         yield server
@@ -225,6 +229,7 @@ class ScriptedRunner:
         self.steps: list[SchedulerOutput] = []
         self.masks: list[GrammarMasks] = []
         self.load_error: BaseException | None = None
+        self.load_hook: Callable[[], object] = lambda: None
         self.step_error: BaseException | None = None
         self.loading = threading.Event()
         self.may_load = threading.Event()
@@ -235,6 +240,7 @@ class ScriptedRunner:
 
     def load(self, progress: ProgressCallback) -> ModelInfo:
         self.num_loads += 1
+        self.load_hook()
         progress("load_weights", 0.5)
         self.loading.set()
         wait(self.may_load)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,13 @@ from tests.worker_svc.harness import (
     sim_config,
     write_model,
 )
+from worker_svc.server import WorkerServer
 from worker_svc.sim.oracle import expected_tokens
 
 PROMPT = list(range(300, 311))
 GREEDY = SamplingParams(temperature=0.0)
+LOAD_S = 120.0
+"""For what imports PyTorch."""
 
 
 @pytest.fixture
@@ -46,6 +51,10 @@ async def failure(call: Any) -> PagewireError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return from_rpc_error(caught.value)
+
+
+def is_file(path: str) -> bool:
+    return Path(path).is_file()
 
 
 async def is_free(scheduler: Scheduler) -> bool:
@@ -371,19 +380,53 @@ async def test_adapters_are_not_served_yet(name: str, request_type: Any) -> None
     assert name in error.message
 
 
-@pytest.mark.parametrize(
-    ("name", "request_type"),
-    [
-        ("StartProfile", worker_pb2.StartProfileRequest),
-        ("StopProfile", worker_pb2.StopProfileRequest),
-    ],
-)
-async def test_profiles_are_not_served_yet(name: str, request_type: Any) -> None:
-    async with running_worker() as server:
-        address = server.server.admin_address
-        assert address is not None
-        async with open_channel(address) as channel:
-            stub = worker_pb2_grpc.WorkerAdminServiceStub(channel)
-            error = await failure(getattr(stub, name)(request_type()))
-    assert error.code is grpc.StatusCode.UNIMPLEMENTED
-    assert name in error.message
+async def test_profiles_are_started_and_awaited(config: EngineConfig, tmp_path: Path) -> None:
+    config = replace(config, device=replace(config.device, device="cpu"))
+    start, wait = worker_pb2.StartProfileRequest, worker_pb2.StopProfileRequest(wait=True)
+    runner = ScriptedRunner()
+    async with (
+        running_worker(lambda _: runner, profiler_dir=tmp_path / "traces") as server,
+        connected(server) as scheduler,
+        administrator(server) as admin,
+    ):
+        await scheduler.initialize(config)
+        # The first one brings PyTorch, if nothing has: no stream waits for it here.
+        timed = await admin.StartProfile(start(max_seconds=1), timeout=LOAD_S)
+        without_steps = await admin.StopProfile(wait, timeout=LOAD_S)
+        stream = await scheduler.open(config)
+        counted = await admin.StartProfile(start(max_steps=1, name="mine"), timeout=WAIT_S)
+        await stream.send_step()
+        await stream.read("output")
+        with_step = await admin.StopProfile(wait, timeout=WAIT_S)
+    assert (timed.max_steps, timed.max_seconds) == (1000, 1)
+    assert (counted.max_steps, counted.max_seconds) == (1, 300)
+    assert (without_steps.path, without_steps.num_steps) == (timed.path, 0)
+    assert (with_step.path, with_step.num_steps) == (counted.path, 1)
+    assert with_step.duration_ns > 0
+    steps = {operator.name: operator.calls for operator in with_step.operators}
+    assert steps["step"] == 1
+    assert is_file(counted.path) and "/mine-" in counted.path
+
+
+async def test_a_profile_is_refused_where_there_is_none(config: EngineConfig) -> None:
+    async with (
+        running_worker() as server,
+        connected(server) as scheduler,
+        administrator(server) as admin,
+    ):
+        stop = await failure(admin.StopProfile(worker_pb2.StopProfileRequest(), timeout=WAIT_S))
+        await scheduler.initialize(config)
+        start = await failure(admin.StartProfile(worker_pb2.StartProfileRequest(), timeout=WAIT_S))
+    assert (stop.code, stop.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_PROFILE")
+    assert (start.code, start.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "NO_PROFILER_DIR")
+    assert "--profiler-dir" in start.message
+
+
+@asynccontextmanager
+async def administrator(
+    server: WorkerServer,
+) -> AsyncIterator[worker_pb2_grpc.WorkerAdminServiceAsyncStub]:
+    address = server.server.admin_address
+    assert address is not None
+    async with open_channel(address) as channel:
+        yield worker_pb2_grpc.WorkerAdminServiceStub(channel)

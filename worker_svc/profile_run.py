@@ -1,0 +1,257 @@
+"""Runs the profiles of one worker: one at a time, begun and ended between steps, always ended.
+
+Owns the profile that runs and the outcome of the last one. Two threads take part: the recorder and
+its counters belong to the device thread; limits of time, files and callers to the event loop. One
+task owns a profile from its begin to its file, so it ends whether its caller stays or not. What a
+profiler raises harms no step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from pagewire.kit.errors import (
+    FailedPreconditionError,
+    InternalError,
+    PagewireError,
+    ServiceUnavailableError,
+)
+from pagewire.kit.logs import get_logger
+from pagewire.kit.tasks import TaskOwner
+from worker_svc.device_thread import DeviceThread
+from worker_svc.profiling import (
+    ProfileCall,
+    ProfileResult,
+    ProfilerFactory,
+    ProfileTimes,
+    StepProfiler,
+    check_can_profile,
+    check_profile_call,
+    trace_path,
+)
+from worker_svc.step import SchedulerOutput
+
+log = get_logger("worker_svc.profile_run")
+
+
+class WorkerProfiles:
+    """One worker's profiles. Used on the event loop, but for `step`."""
+
+    def __init__(
+        self,
+        device: DeviceThread,
+        tasks: TaskOwner,
+        directory: Path | None,
+        make_profiler: ProfilerFactory,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            device: Its thread is what is profiled.
+            tasks: Owns the task of a profile.
+            directory: Where traces go; None: no profile is made.
+            make_profiler: Called on the device thread.
+        """
+        self._device = device
+        self._tasks = tasks
+        self._directory = directory
+        self._make_profiler = make_profiler
+        self._running: _Run | None = None
+        self._last: _Run | None = None
+        # Of the device thread alone.
+        self._recorder: _Recorder | None = None
+
+    async def start(self, call: ProfileCall, device: str, rank: int) -> Path:
+        """Begin a profile behind the steps that are queued, and return where its trace will be.
+
+        Args:
+            call: Its name and limits.
+            device: Kind of the device.
+            rank: In the file's name.
+
+        Raises:
+            PagewireError: The call is wrong, there is no folder for traces or none can be written
+                there, one runs already, or the device has no profiler.
+        """
+        if self._directory is None:
+            raise FailedPreconditionError(
+                "profiling is off: start the worker with --profiler-dir, a folder for traces",
+                reason="NO_PROFILER_DIR",
+            )
+        check_profile_call(call)
+        check_can_profile(device)
+        if self._running is not None:
+            raise FailedPreconditionError(
+                "a profile runs already: wait for its end, or end it with StopProfile",
+                reason="PROFILE_RUNNING",
+            )
+        run = self._running = _Run(call, trace_path(self._directory, call.name, rank))
+        self._tasks.spawn(self._own(run, device), name="profile")
+        await run.started.wait()
+        if run.error is not None:
+            raise run.error
+        return run.path
+
+    async def result(self, *, wait: bool) -> ProfileResult:
+        """The outcome of the profile that runs, or of the last one.
+
+        Args:
+            wait: Until it ends by its limits; else it is ended now.
+
+        Raises:
+            PagewireError: There was none, or its trace could not be written.
+        """
+        run = self._running or self._last
+        if run is None:
+            message = "no profile was started: call StartProfile first"
+            raise FailedPreconditionError(message, reason="NO_PROFILE")
+        if not wait:
+            run.to_end.set()
+        await run.ended.wait()
+        if run.result is None:
+            raise run.error or ServiceUnavailableError("the worker ended", reason="SHUTTING_DOWN")
+        return run.result
+
+    async def interrupt(self) -> None:
+        """End the profile that runs, before something that must not be in it.
+
+        Returns when nothing is recorded any more; its trace may still be written.
+        """
+        if (run := self._running) is not None:
+            run.to_end.set()
+            await run.stopped.wait()
+
+    async def close(self, timeout_s: float) -> None:
+        """End the profile that runs, and let its trace be written if that is done in time."""
+        if (run := self._running) is not None:
+            run.to_end.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await run.ended.wait()
+
+    def step(self, step: SchedulerOutput) -> AbstractContextManager[None]:
+        """What a step runs in; on the device thread."""
+        return nullcontext() if self._recorder is None else self._recorder.step(step)
+
+    async def _own(self, run: _Run, device: str) -> None:
+        """The whole life of a profile; never raises for what goes wrong in it."""
+        try:
+            run.result = await self._record(run, device)
+            log.info("profile_written", path=str(run.path), num_steps=run.result.num_steps)
+        except PagewireError as error:
+            run.error = error
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            message = f"the trace cannot be written to {run.path.parent}: {reason}"
+            run.error = FailedPreconditionError(message, reason="CANNOT_WRITE_TRACE")
+        except Exception:
+            log.exception("profile_failed")
+            run.error = InternalError("the profile failed; the worker's log has more")
+        finally:
+            self._last, self._running = run, None
+            for event in (run.started, run.stopped, run.ended):
+                event.set()
+
+    async def _record(self, run: _Run, device: str) -> ProfileResult:
+        await asyncio.to_thread(run.path.parent.mkdir, parents=True, exist_ok=True)
+        loop = asyncio.get_running_loop()
+
+        def end_soon() -> None:
+            with suppress(RuntimeError):  # the loop is closed: the process is ending
+                loop.call_soon_threadsafe(run.to_end.set)
+
+        recorder = await self._device.run(lambda: self._begin(device, run.call, end_soon))
+        run.started.set()
+        log.info("profile_started", path=str(run.path), max_steps=run.call.max_steps)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(run.call.max_seconds):
+                await run.to_end.wait()
+        await self._device.run(self._end)
+        run.stopped.set()
+        times = await asyncio.to_thread(recorder.save, run.path)
+        return ProfileResult(run.path, recorder.num_steps, recorder.duration_ns, times)
+
+    def _begin(self, device: str, call: ProfileCall, end_soon: Callable[[], None]) -> _Recorder:
+        """Runs on the device thread."""
+        recorder = _Recorder(self._make_profiler(device), call.max_steps, end_soon)
+        recorder.begin()
+        self._recorder = recorder
+        return recorder
+
+    def _end(self) -> None:
+        """Runs on the device thread."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.end()
+
+
+class _Run:
+    """A profile as the event loop sees it."""
+
+    def __init__(self, call: ProfileCall, path: Path) -> None:
+        self.call = call
+        self.path = path
+        self.started = asyncio.Event()
+        self.to_end = asyncio.Event()
+        self.stopped = asyncio.Event()
+        """Nothing is recorded any more."""
+        self.ended = asyncio.Event()
+        self.result: ProfileResult | None = None
+        self.error: PagewireError | None = None
+
+
+class _Recorder:
+    """A profile as the device thread sees it; after its end `save` may run on any thread."""
+
+    def __init__(
+        self, profiler: StepProfiler, max_steps: int, on_last_step: Callable[[], None]
+    ) -> None:
+        self.num_steps = 0
+        self.duration_ns = 0
+        self._profiler = profiler
+        self._max_steps = max_steps
+        self._on_last_step = on_last_step
+        self._begin_ns = 0
+        self._has_ended = False
+        self._failure: Exception | None = None
+
+    def begin(self) -> None:
+        self._profiler.start()
+        self._begin_ns = time.monotonic_ns()
+
+    @contextmanager
+    def step(self, step: SchedulerOutput) -> Iterator[None]:
+        """Count and name a step; the last one ends the profile."""
+        if self._has_ended:
+            yield
+            return
+        num_tokens = step.total_num_scheduled_tokens
+        try:
+            with self._profiler.step(f"{len(step.handles)} requests, {num_tokens} tokens"):
+                yield
+        finally:
+            self.num_steps += 1
+            if self.num_steps == self._max_steps:
+                self.end()
+                self._on_last_step()
+
+    def end(self) -> None:
+        """Record no more; idempotent."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self.duration_ns = time.monotonic_ns() - self._begin_ns
+        try:
+            self._profiler.stop()
+        except Exception as error:  # the step that this is called in has done its work
+            self._failure = error
+
+    def save(self, path: Path) -> ProfileTimes:
+        """Write the trace; see `StepProfiler.save`."""
+        if self._failure is not None:
+            raise self._failure
+        return self._profiler.save(path)
