@@ -133,7 +133,8 @@ class RequestTrace:
 
     def took_end(self, reason: str) -> None:
         """One of the outputs has ended."""
-        self.finish_reasons[reason] = self.finish_reasons.get(reason, 0) + 1
+        name = str(reason)
+        self.finish_reasons[name] = self.finish_reasons.get(name, 0) + 1
 
     def took_all(self) -> None:
         """The last output has come to the client's task."""

@@ -8,13 +8,14 @@ from typing import Any
 from gateway.http.json_response import to_json
 from gateway.http.openapi import answers, messages, requests
 from gateway.http.openapi import map as map_schemas
+from gateway.http.openapi import traces as trace_schemas
 from gateway.http.openapi.schemas import TEXT, Schema, integer, ref, words
 from pagewire import __version__
 
 _STATUSES = {
     400: "What was asked for cannot be done; `param` names the field.",
     401: "A key is needed, and none or a wrong one came.",
-    404: "There is no such model or response.",
+    404: "There is no such model or response, or no trace of such a request.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     429: "Too many requests wait or run; `retry-after` says when to try again.",
@@ -68,7 +69,8 @@ def document(tokenizer_info: bool = False) -> dict[str, Any]:
             | messages.PARTS
             | answers.SCHEMAS
             | messages.ANSWERS
-            | map_schemas.SCHEMAS,
+            | map_schemas.SCHEMAS
+            | trace_schemas.SCHEMAS,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"bearer": []}, {}],
@@ -120,6 +122,14 @@ def _paths() -> dict[str, Any]:
             )
         },
         "/v1/map": {"get": _operation("Show the boxes and what limits them", "Map", (401,))},
+        "/v1/requests": {
+            "get": _operation("List kept traces of requests", "RequestTraces", (400, 401, 404))
+            | {"parameters": [trace_schemas.LIMIT_PARAMETER]}
+        },
+        "/v1/requests/{request_id}/trace": {
+            "get": _operation("Show where a request's time went", "RequestTrace", (401, 404))
+            | {"parameters": [trace_schemas.ID_PARAMETER]}
+        },
         "/v1/models": {"get": _operation("List the models", "Models", (401,))},
         "/v1/models/{model}": {
             "get": _operation("Show a model", "Model", (401, 404))
