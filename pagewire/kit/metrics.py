@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    make_wsgi_app,
+    start_http_server,
+)
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.metric_families import PREFIX
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 # From a cheap unary call to a long generation.
 _DURATION_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -93,6 +104,7 @@ class MetricsServer:
             message = f"cannot serve metrics on {host}:{port}: {exc.strerror or 'no such address'}"
             hint = f"{message}; change --metrics-port or --metrics-host"
             raise FailedPreconditionError(hint, reason="ADDRESS_IN_USE") from exc
+        server.set_app(_in_plain_text(registry))
         return cls(server, thread)
 
     async def stop(self) -> None:
@@ -103,3 +115,17 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _in_plain_text(registry: CollectorRegistry) -> WSGIApplication:
+    """Return the exposition in Prometheus's text format, whatever is asked for.
+
+    In the library's OpenMetrics form the colon of our names becomes an underscore.
+    """
+    app: WSGIApplication = make_wsgi_app(registry)
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environ.pop("HTTP_ACCEPT", None)
+        return app(environ, start_response)
+
+    return serve

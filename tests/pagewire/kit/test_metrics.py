@@ -10,9 +10,15 @@ from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
 from pagewire.kit.server import ServerConfig, ServiceServer
 
+# What Prometheus sends.
+ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
 
-def fetch(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+
+def fetch(port: int, accept: str = "*/*") -> str:
+    url = f"http://127.0.0.1:{port}/metrics"
+    request = urllib.request.Request(url, headers={"accept": accept})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.headers["content-type"].startswith("text/plain")
         return answer.read().decode()
 
 
@@ -21,11 +27,12 @@ async def test_a_registry_is_served_with_the_figures_of_the_process():
     Counter("pagewire:things", "Things.", registry=registry).inc(3)
     server = MetricsServer.start(registry, "127.0.0.1", 0)
     try:
-        text = await asyncio.to_thread(fetch, server.port)
+        for accept in ("*/*", ACCEPT):
+            text = await asyncio.to_thread(fetch, server.port, accept)
+            assert "pagewire:things_total 3.0" in text
+            assert "process_resident_memory_bytes" in text
     finally:
         await server.stop()
-    assert "pagewire:things_total 3.0" in text
-    assert "process_resident_memory_bytes" in text
 
 
 async def test_a_port_in_use_is_refused_with_a_hint():
