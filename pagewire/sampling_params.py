@@ -33,6 +33,8 @@ MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 64
 MAX_REASONING_TAG_CHARS = 64
+MAX_REASONING_TAG_TOKENS = 64
+UNLIMITED_THINKING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,29 @@ class StructuredOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How much a request may think, in the words of an engine, which knows no text."""
+
+    max_tokens: int
+    """Of thinking, its tags aside; the end is forced behind them."""
+    start_token_ids: tuple[int, ...]
+    """What begins thinking."""
+    end_token_ids: tuple[int, ...]
+    """What ends it."""
+    num_open_tokens: int | None = None
+    """Tokens of thinking that the prompt leaves open, which count; None: none goes on there."""
+
+    def __post_init__(self) -> None:
+        for value in (self.max_tokens, self.num_open_tokens):
+            if value is not None and not 0 <= value <= MAX_INTEGER:
+                raise _invalid("thinking_budget", value, f"must be between 0 and {MAX_INTEGER}")
+        for tag in (self.start_token_ids, self.end_token_ids):
+            if not 1 <= len(tag) <= MAX_REASONING_TAG_TOKENS:
+                rule = f"a tag has between 1 and {MAX_REASONING_TAG_TOKENS} tokens"
+                raise _invalid("thinking_budget", len(tag), rule)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling and stopping of one request; every field has the OpenAI / vLLM default."""
 
@@ -134,9 +159,8 @@ class SamplingParams:
     """Return the log-probability of each output token and of this many most likely ones."""
     logprob_token_ids: tuple[int, ...] = ()
     """Return the log-probability of each output token and of exactly these ones, in this order, in
-    place of the most likely ones; at most 128, each once. With `logprobs` it must be their number,
-    which the engine's bound on `logprobs` holds for then (vLLM's
-    `SamplingParams.logprob_token_ids`)."""
+    place of the most likely ones; at most 128, each once. `logprobs` must be their number then, or
+    left out (vLLM's rule: `SamplingParams.logprob_token_ids` in vllm/sampling_params.py)."""
     prompt_logprobs: int | None = None
     """Return the log-probability of each prompt token and of this many most likely ones."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -149,6 +173,11 @@ class SamplingParams:
     """`bad_words` as token ids, both with and without a leading space. At most 64 tokens each."""
     structured_outputs: StructuredOutputs | None = None
     """What the output must be; None: anything."""
+    thinking_token_budget: int | None = None
+    """Most tokens of thinking, those that the prompt leaves open counted; behind them the end of
+    thinking is forced. -1 or None: no bound. Needs a gateway with --reasoning-parser."""
+    thinking_budget: ThinkingBudget | None = None
+    """`thinking_token_budget` in token ids; made by the gateway."""
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -170,11 +199,14 @@ class SamplingParams:
 
     def normalized(self) -> SamplingParams:
         """Values that mean the same written one way, so that later code need not ask twice."""
+        budget = self.thinking_token_budget
+        budget = None if budget == UNLIMITED_THINKING else budget
         if self.is_greedy:
-            return replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-        return replace(
-            self, temperature=max(self.temperature, MIN_TEMPERATURE), top_k=max(self.top_k, 0)
-        )
+            params = replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+        else:
+            temperature = max(self.temperature, MIN_TEMPERATURE)
+            params = replace(self, temperature=temperature, top_k=max(self.top_k, 0))
+        return replace(params, thinking_token_budget=budget)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
@@ -188,6 +220,9 @@ class SamplingParams:
         check_token_ids("logit_bias", (token_id for token_id, _ in self.logit_bias), vocab_size)
         for word in self.bad_words_token_ids:
             check_token_ids("bad_words", word, vocab_size)
+        if self.thinking_budget is not None:
+            for tag in (self.thinking_budget.start_token_ids, self.thinking_budget.end_token_ids):
+                check_token_ids("thinking_budget", tag, vocab_size)
 
     def _check_numbers(self) -> None:
         _check_range("temperature", self.temperature, 0.0, 2.0)
@@ -213,6 +248,10 @@ class SamplingParams:
             raise _invalid(
                 "min_tokens", self.min_tokens, f"must be at most max_tokens ({self.max_tokens})"
             )
+        budget = self.thinking_token_budget
+        if budget is not None and not UNLIMITED_THINKING <= budget <= MAX_INTEGER:
+            rule = f"must be -1 (no bound) or between 0 and {MAX_INTEGER}"
+            raise _invalid("thinking_token_budget", budget, rule)
 
     def _check_logprobs(self) -> None:
         for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):

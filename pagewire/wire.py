@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from pagewire.engine_config import EngineConfig
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import SamplingParams, StructuredOutputs
+from pagewire.sampling_params import SamplingParams, StructuredOutputs, ThinkingBudget
 from pagewire.v1 import common_pb2, engine_config_pb2
 
 # Fields whose names and shapes are alike on both sides.
@@ -32,7 +32,7 @@ _REPEATED = ("stop", "stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
 def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
-    """Build the message; `bad_words` itself stays behind, its token ids go."""
+    """Build the message; of `bad_words` and `thinking_token_budget` what has token ids goes."""
     message = common_pb2.SamplingParams(
         include_stop_str_in_output=params.include_stop_str_in_output,
         stop=params.stop,
@@ -53,6 +53,8 @@ def sampling_params_to_proto(params: SamplingParams) -> common_pb2.SamplingParam
             setattr(message, name, value % 2**64 if name == "seed" else value)
     if params.structured_outputs is not None:
         message.structured_outputs.CopyFrom(structured_outputs_to_proto(params.structured_outputs))
+    if params.thinking_budget is not None:
+        message.thinking_budget.CopyFrom(_thinking_budget_to_proto(params.thinking_budget))
     return message
 
 
@@ -78,6 +80,9 @@ def sampling_params_from_proto(message: common_pb2.SamplingParams) -> SamplingPa
         bad_words_token_ids=_split(message.bad_word_token_ids, message.bad_word_lengths),
         structured_outputs=structured_outputs_from_proto(message.structured_outputs)
         if message.HasField("structured_outputs")
+        else None,
+        thinking_budget=_thinking_budget_from_proto(message.thinking_budget)
+        if message.HasField("thinking_budget")
         else None,
     )
 
@@ -111,6 +116,25 @@ def structured_outputs_from_proto(message: common_pb2.StructuredOutputs) -> Stru
         **values,
         reasoning_end=message.reasoning_end,
         reasoning_start=message.reasoning_start,
+    )
+
+
+def _thinking_budget_to_proto(budget: ThinkingBudget) -> common_pb2.ThinkingBudget:
+    return common_pb2.ThinkingBudget(
+        max_tokens=budget.max_tokens,
+        start_token_ids=budget.start_token_ids,
+        end_token_ids=budget.end_token_ids,
+        num_open_tokens=budget.num_open_tokens,
+    )
+
+
+def _thinking_budget_from_proto(message: common_pb2.ThinkingBudget) -> ThinkingBudget:
+    is_open = message.HasField("num_open_tokens")
+    return ThinkingBudget(
+        max_tokens=message.max_tokens,
+        start_token_ids=tuple(message.start_token_ids),
+        end_token_ids=tuple(message.end_token_ids),
+        num_open_tokens=message.num_open_tokens if is_open else None,
     )
 
 

@@ -29,6 +29,7 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
     "seed",
+    "thinking_token_budget",
 )
 _RESPONSE = ("skip_special_tokens", "logprobs", "prompt_logprobs")
 

@@ -60,7 +60,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "logprob_token_ids": ([],),
     "chat_template": (),
     "documents": ([],),
-    "thinking_token_budget": (),
     "repetition_detection": (),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),

@@ -26,7 +26,7 @@ _NUMBERS = (
     "frequency_penalty",
     "repetition_penalty",
 )
-_INTEGERS = ("top_k", "min_tokens")
+_INTEGERS = ("top_k", "min_tokens", "thinking_token_budget")
 _BOOLEANS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
 

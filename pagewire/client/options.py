@@ -41,6 +41,7 @@ class SamplingOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int]
     bad_words: Sequence[str]
     structured_outputs: StructuredOutputs
+    thinking_token_budget: int
 
 
 class RequestOptions(SamplingOptions, total=False):

@@ -32,6 +32,7 @@ _SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "thinking_token_budget",
 )
 _STOPPING = (
     "max_tokens",

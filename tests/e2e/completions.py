@@ -23,6 +23,7 @@ _SENT = (
     "ignore_eos",
     "stop_token_ids",
     "allowed_token_ids",
+    "thinking_token_budget",
 )
 
 

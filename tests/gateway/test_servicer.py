@@ -9,11 +9,12 @@ import grpc
 import pytest
 from google.protobuf.json_format import ParseDict
 
+from gateway.message_config import MessageConfig
 from pagewire.kit.errors import from_rpc_error
 from pagewire.v1 import common_pb2, inference_pb2, scheduler_pb2
 from tests.fakes.fake_scheduler import MAX_MODEL_LEN, MODEL, NUM_CACHED_TOKENS
 from tests.fakes.fake_tokenizer import BOS, EOS, VOCAB_SIZE, decode, encode
-from tests.gateway.conftest import Gateway
+from tests.gateway.conftest import Gateway, GatewayFactory
 
 CLIENT_GONE = common_pb2.ABORT_REASON_CLIENT_GONE
 DEEP = '{"a":' * 300 + "1" + "}" * 300
@@ -326,3 +327,14 @@ async def test_a_form_that_the_engine_refuses_is_the_calls_status(gateway: Gatew
     error = from_rpc_error(await refusal(gateway.grpc.Generate(generate(response=response))))
     assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_GRAMMAR")
     assert (error.message, error.field) == ("regex: unclosed group", "structured_outputs")
+
+
+async def test_a_thinking_budget_reaches_the_engine(run_gateway: GatewayFactory) -> None:
+    async with run_gateway(messages=MessageConfig(reasoning_parser="qwen3")) as gateway:
+        sampling = inference_pb2.SamplingOptions(thinking_token_budget=7)
+        prompt = "<think>Hm"
+        events = [e async for e in gateway.grpc.Generate(generate(prompt, 1, sampling=sampling))]
+        assert events
+        (add,) = gateway.scheduler.adds
+        budget = add.sampling_params.thinking_budget
+        assert (budget.max_tokens, budget.num_open_tokens) == (7, 2)

@@ -4,7 +4,12 @@ from typing import Any
 import pytest
 
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import SamplingParams, StructuredOutputs, check_token_ids
+from pagewire.sampling_params import (
+    SamplingParams,
+    StructuredOutputs,
+    ThinkingBudget,
+    check_token_ids,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +44,8 @@ from pagewire.sampling_params import SamplingParams, StructuredOutputs, check_to
         ("allowed_token_ids", tuple(range(16385))),
         ("logprob_token_ids", tuple(range(129))),
         ("logprob_token_ids", (5, 6, 5)),
+        ("thinking_token_budget", -2),
+        ("thinking_token_budget", 2**31),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
@@ -92,6 +99,30 @@ def test_lists_of_token_ids_are_held_to_the_vocabulary(field: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         params.check_vocabulary(100)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, None), (-1, None), (0, 0), (7, 7)])
+def test_a_thinking_budget_of_minus_one_is_none(given: int | None, kept: int | None) -> None:
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, thinking_token_budget=given)
+        assert params.normalized().thinking_token_budget == kept
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(-1, (1,), (2,)), (2**31, (1,), (2,)), (1, (), (2,)), (1, (1,), ()), (1, (1,) * 65, (2,))],
+)
+def test_a_thinking_budget_that_means_nothing_is_refused(values: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ThinkingBudget(*values)
+    assert caught.value.field == "thinking_budget"
+
+
+def test_the_tags_of_a_thinking_budget_are_in_the_vocabulary() -> None:
+    params = SamplingParams(thinking_budget=ThinkingBudget(1, (5,), (6, 100)))
+    params.check_vocabulary(101)
+    with pytest.raises(InvalidRequestError, match="thinking_budget"):
+        params.check_vocabulary(100)
 
 
 def test_greedy_turns_the_other_settings_off() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagewire.kit.errors import InvalidRequestError
-from pagewire.sampling_params import SamplingParams, StructuredOutputs
+from pagewire.sampling_params import SamplingParams, StructuredOutputs, ThinkingBudget
 from pagewire.v1 import common_pb2, engine_config_pb2
 from pagewire.wire import (
     engine_config_from_proto,
@@ -39,6 +39,11 @@ logprobs = st.one_of(
 )
 
 
+tags = st.lists(token_ids, min_size=1, max_size=3).map(tuple)
+counts = st.integers(0, 2**31 - 1)
+thinking_budgets = st.builds(ThinkingBudget, counts, tags, tags, st.none() | counts)
+
+
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
     min_tokens = draw(st.integers(0, 5))
@@ -63,6 +68,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
             tuple(word) for word in draw(st.lists(st.lists(token_ids, min_size=1), max_size=3))
         ),
         structured_outputs=draw(st.none() | structured_outputs),
+        thinking_budget=draw(st.none() | thinking_budgets),
     )
 
 

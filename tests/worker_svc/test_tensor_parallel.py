@@ -16,7 +16,7 @@ from pagewire.engine_config import (
     ModelConfig,
     ParallelConfig,
 )
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import SamplingParams, ThinkingBudget
 from tests.worker_svc import tiny_models
 from tests.worker_svc.ranks import WAIT_S, RanksRunner, joined_ranks
 from tests.worker_svc.step_driver import Propose, StepDriver
@@ -30,7 +30,14 @@ from worker_svc.parallel.layout import RankLayout
 from worker_svc.step import NewRequest, SchedulerOutput
 
 LAYOUTS = {"TP 2": (2, 1), "PP 2": (1, 2), "TP 2 x PP 2": (2, 2)}
-SAMPLED = SamplingParams(temperature=1.0, top_k=40, top_p=0.95, seed=99, logprobs=3)
+SAMPLED = SamplingParams(
+    temperature=1.0,
+    top_k=40,
+    top_p=0.95,
+    seed=99,
+    logprobs=3,
+    thinking_budget=ThinkingBudget(5, (8,), (9, 10), 0),
+)
 GREEDY = SamplingParams(temperature=0.0, logprob_token_ids=(7, 120, 3))
 
 

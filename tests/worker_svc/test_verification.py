@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import SamplingParams, ThinkingBudget
 from tests.worker_svc.harness import VOCABULARY
 from tests.worker_svc.runner_factories import make_model_runner, make_prompts, make_sim_runner
 from tests.worker_svc.step_driver import GREEDY, DriverRequest, Propose, StepDriver
@@ -22,6 +22,10 @@ LENGTHS = (1, 7, 16, 33, 70)
 MAX_TOKENS = 20
 NUM_DRAFTS = 4
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, seed=17)
+# The end is forced over and over, since the sampled tokens hold starts, too.
+THINKING = SamplingParams(
+    temperature=1.5, seed=4, thinking_budget=ThinkingBudget(3, (150,), (151, 152, 153), 1)
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,7 @@ PARAMS = {
     ),
     "bias": SamplingParams(temperature=0.0, logit_bias=((5, 4.0), (9, -100.0))),
     "logprobs": SamplingParams(temperature=0.9, seed=8, logprobs=3),
+    "thinking": THINKING,
     "named logprobs": SamplingParams(temperature=0.9, seed=8, logprob_token_ids=(150, 3, 77)),
 }
 
@@ -127,11 +132,15 @@ def test_drafts_run_beside_chunked_prefills(runner: Runner, chunk: int) -> None:
     assert outputs_of(run(runner, SAMPLED, mixed, plain, chunk=chunk)[0]) == plain
 
 
-def test_a_request_resumed_after_drafts_goes_on(runner: Runner) -> None:
-    plain = outputs_of(run(runner, SAMPLED)[0])
+@pytest.mark.parametrize("params", [SAMPLED, THINKING], ids=["sampled", "thinking"])
+@pytest.mark.parametrize("preempt_after", [4, 6])
+def test_a_request_resumed_after_drafts_goes_on(
+    runner: Runner, params: SamplingParams, preempt_after: int
+) -> None:
+    plain = outputs_of(run(runner, params)[0])
     driver = StepDriver(runner, num_blocks=256, block_size=8)
     requests = [
-        driver.add(prompt, SAMPLED, MAX_TOKENS, preempt_after=6, propose=mixed(expected))
+        driver.add(prompt, params, MAX_TOKENS, preempt_after=preempt_after, propose=mixed(expected))
         for prompt, expected in zip(make_prompts(LENGTHS), plain, strict=True)
     ]
     driver.run()
@@ -168,10 +177,20 @@ def test_every_sampled_token_has_its_logprobs(model_runner: ModelRunner, name: s
             assert found.keys() >= set(params.logprob_token_ids)
 
 
-def test_simulated_tokens_with_drafts_are_the_oracles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("params", [SAMPLED, THINKING], ids=["sampled", "thinking"])
+def test_simulated_tokens_with_drafts_are_the_oracles(
+    tmp_path: Path, params: SamplingParams
+) -> None:
     prompts = make_prompts(LENGTHS)
-    expected = [expected_tokens(prompt, SAMPLED, MAX_TOKENS, VOCABULARY) for prompt in prompts]
-    assert outputs_of(run(make_sim_runner(tmp_path), SAMPLED, mixed, expected)[0]) == expected
+    expected = [expected_tokens(prompt, params, MAX_TOKENS, VOCABULARY) for prompt in prompts]
+    assert outputs_of(run(make_sim_runner(tmp_path), params, mixed, expected)[0]) == expected
+
+
+def test_the_end_of_thinking_is_forced_behind_right_and_wrong_drafts(runner: Runner) -> None:
+    plain = outputs_of(run(runner, THINKING)[0])
+    for drafts in DRAFTS.values():
+        for output in outputs_of(run(runner, THINKING, drafts, plain)[0]):
+            assert output[2:5] == [151, 152, 153]
 
 
 def test_simulated_drafts_are_read_back_through_the_block_table(tmp_path: Path) -> None:

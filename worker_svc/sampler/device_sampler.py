@@ -91,10 +91,10 @@ class DeviceSampler:
             apply_masks(logits, masked)
         asking = batch.places_with(Need.LOGPROBS)
         raw = None
-        if self._gives_raw and batch.processed and len(asking):
+        if self._gives_raw and batch.has_processors and len(asking):
             raw = logits[put(asking, logits.device)]
-        if batch.processed:
-            apply_processors(logits, batch.processed, self._eos_token_ids)
+        if batch.has_processors:
+            apply_processors(logits, batch, self._eos_token_ids)
         maxima = logits.amax(-1)
         # What a row's own parameters made of it is its own failure, too.
         is_finite &= maxima < torch.inf

@@ -69,9 +69,22 @@ class SamplingBatch:
     processed: Sequence[ProcessedRow] = ()
     logprob_token_ids: Mapping[int, Ints] = field(default_factory=dict)
     """By place, what is reported in place of the likeliest tokens, of which none are asked for."""
+    forced: Mapping[int, int] = field(default_factory=dict)
+    """By place, the token that comes whatever its logits are, if a grammar mask allows it."""
 
     def __len__(self) -> int:
         return len(self.needs)
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether logits are changed anywhere."""
+        return bool(self.processed or self.forced)
+
+    @property
+    def processed_places(self) -> Ints:
+        """Indices of the places whose logits are changed, each once."""
+        places = {row.place for row in self.processed}.union(self.forced)
+        return np.fromiter(places, np.int64, len(places))
 
     def places_with(self, need: Need) -> Ints:
         """Indices of the places that have a need, in rising order."""

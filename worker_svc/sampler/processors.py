@@ -1,38 +1,72 @@
 """What changes logits before a token is chosen, in vLLM V1's order.
 
 allowed_token_ids, bad words, min_tokens, logit_bias, then repetition, frequency and presence
-penalties: each one operation on all places that ask for it, and nothing on any other. Changes the
-logits in place.
+penalties, and last a token that is forced: each one operation on all places that ask for it, and
+nothing on any other. Changes the logits in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from worker_svc.device import put
-from worker_svc.sampler.metadata import ProcessedRow
+from worker_svc.device import put, put_list
+from worker_svc.sampler.metadata import ProcessedRow, SamplingBatch
 from worker_svc.sampler.token_counts import CountedTokens, Penalties
 from worker_svc.sampler.token_tables import BadWords
 
 
 def apply_processors(
-    logits: torch.Tensor, rows: Sequence[ProcessedRow], eos_token_ids: torch.Tensor
+    logits: torch.Tensor, batch: SamplingBatch, eos_token_ids: torch.Tensor
 ) -> None:
     """Applies every processor to logits [num_places, vocab_size] float32, contiguous, in place.
 
     Args:
         logits: [num_places, vocab_size] float32.
-        rows: The places that ask for any, each once.
+        batch: The places, some of which ask for processors.
         eos_token_ids: int64 [num_eos]: what `min_tokens` forbids beside a request's stop ids.
     """
+    rows, forced = batch.processed, _Forced.of(batch.forced, logits)
     _allow(logits, rows)
     _forbid(logits, rows, eos_token_ids)
     _add_biases(logits, rows)
     _penalize(logits, rows)
+    if forced is not None:
+        forced.apply(logits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forced:
+    """Tokens that come whatever their logits are, but not where a grammar mask forbids them.
+
+    As in vLLM they override all that a request's parameters say; an output that breaks its form
+    would be an error instead.
+    """
+
+    places: torch.Tensor
+    """int64 [num_forced], each once."""
+    token_ids: torch.Tensor
+    """int64 [num_forced]"""
+    is_allowed: torch.Tensor
+    """bool [num_forced]"""
+
+    @classmethod
+    def of(cls, forced: Mapping[int, int], logits: torch.Tensor) -> _Forced | None:
+        """Of logits that have their masks and no more; None: nothing is forced."""
+        if not forced:
+            return None
+        places = put_list(list(forced), logits.device)
+        token_ids = put_list(list(forced.values()), logits.device)
+        return cls(places, token_ids, logits[places, token_ids] > -torch.inf)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        rows = logits[self.places]
+        alone = torch.full_like(rows, -torch.inf).scatter_(1, self.token_ids[:, None], 0.0)
+        logits[self.places] = torch.where(self.is_allowed[:, None], alone, rows)
 
 
 def _allow(logits: torch.Tensor, rows: Sequence[ProcessedRow]) -> None:

@@ -65,9 +65,9 @@ class Sampler:
             rows.refresh(np.array(masked.places, dtype=np.int64))
         asking = batch.places_with(Need.LOGPROBS)
         raw = self._copy_raw(logits, batch, asking)
-        if batch.processed:
-            apply_processors(logits, batch.processed, self._eos_token_ids)
-            rows.refresh(np.array([row.place for row in batch.processed]))
+        if batch.has_processors:
+            apply_processors(logits, batch, self._eos_token_ids)
+            rows.refresh(batch.processed_places)
         maxima = rows.maxima.max(axis=1)
         # What a row's own parameters made of it is its own failure, too.
         is_finite &= maxima < np.inf
@@ -109,7 +109,7 @@ class Sampler:
         self, logits: torch.Tensor, batch: SamplingBatch, asking: Ints
     ) -> torch.Tensor | None:
         """Logits of the asking places before processors; None if they change none."""
-        if not (self._gives_raw and batch.processed and len(asking)):
+        if not (self._gives_raw and batch.has_processors and len(asking)):
             return None
         return logits[torch.from_numpy(asking)]
 

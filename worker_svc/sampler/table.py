@@ -18,6 +18,7 @@ from pagewire.sampling_params import SamplingParams
 from worker_svc.sampler.metadata import Ints, Need, ProcessedRow, SamplingBatch
 from worker_svc.sampler.token_counts import CountedTokens, Penalties, TokenCounts
 from worker_svc.sampler.token_tables import TokenTables
+from worker_svc.thinking_budget import ThinkingState
 
 _INITIAL_SLOTS = 32
 _SEED_MASK = 2**64 - 1
@@ -44,6 +45,8 @@ class SamplingTable:
         self._processors: dict[int, _Processors] = {}
         self._logprob_token_ids: dict[int, Ints] = {}
         """By slot, of the requests that name any."""
+        self._thinking: dict[int, ThinkingState] = {}
+        """By slot, of the requests with a budget."""
 
     def add(
         self,
@@ -74,6 +77,8 @@ class SamplingTable:
         named = params.logprob_token_ids
         if named:
             self._logprob_token_ids[slot] = np.array(named, dtype=np.int64)
+        if params.thinking_budget is not None:
+            self._thinking[slot] = ThinkingState(params.thinking_budget, output_token_ids)
         self._columns[slot] = (
             _needs(params, processors),
             1.0 if params.is_greedy else params.temperature,
@@ -90,6 +95,7 @@ class SamplingTable:
         """Forgets a request."""
         self._processors.pop(slot, None)
         self._logprob_token_ids.pop(slot, None)
+        self._thinking.pop(slot, None)
         self._free_slots.append(slot)
 
     def append(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
@@ -101,11 +107,13 @@ class SamplingTable:
         """
         counts = np.array([len(tokens) for tokens in token_ids], dtype=np.int64)
         self._columns["num_outputs"][slots] += counts
-        if not self._processors:
+        if not self._processors and not self._thinking:
             return
         for slot, tokens in zip(slots, token_ids, strict=True):
             if (processors := self._processors.get(slot)) is not None:
                 processors.append(tokens)
+            if (thinking := self._thinking.get(slot)) is not None:
+                thinking.append(tokens)
 
     def gather(
         self, slots: Sequence[int], drafts: Mapping[int, Sequence[int]] | None = None
@@ -137,11 +145,26 @@ class SamplingTable:
             num_logprobs=columns["num_logprobs"],
             processed=self._processed_rows(slots, drafts or {}) if self._processors else (),
             logprob_token_ids=self._named_by_place(rows) if self._logprob_token_ids else {},
+            forced=self._forced_by_place(slots, drafts or {}) if self._thinking else {},
         )
 
     def _named_by_place(self, slots: Ints) -> dict[int, Ints]:
         named = self._logprob_token_ids
         return {place: named[slot] for place, slot in enumerate(slots.tolist()) if slot in named}
+
+    def _forced_by_place(
+        self, slots: Sequence[int], drafts: Mapping[int, Sequence[int]]
+    ) -> dict[int, int]:
+        forced: dict[int, int] = {}
+        place = 0
+        for row, slot in enumerate(slots):
+            row_drafts = drafts.get(row, ())
+            if (thinking := self._thinking.get(slot)) is not None:
+                for offset, token_id in enumerate(thinking.forced(row_drafts)):
+                    if token_id is not None:
+                        forced[place + offset] = token_id
+            place += 1 + len(row_drafts)
+        return forced
 
     def _processed_rows(
         self, slots: Sequence[int], drafts: Mapping[int, Sequence[int]]

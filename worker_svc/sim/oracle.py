@@ -1,7 +1,8 @@
 """What a request alone must get from the simulated model, computed from its tokens, without pages.
 
 Tests compare a system's output with this: whatever was scheduled, preempted, cached or recovered,
-tokens must be these. Shares only the arithmetic (`hashing`, `sampling`) with the simulated runner.
+tokens must be these. Shares only the arithmetic (`hashing`, `sampling`) and the rule of thinking
+budgets with the simulated runner.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pagewire.sampling_params import SamplingParams
 from worker_svc.grammar_masks import Bitmasks
 from worker_svc.sim.hashing import CHAIN_START, GROUP_FACTOR, MASK, POWER, next_chain
 from worker_svc.sim.sampling import SimVocabulary, choose_token
+from worker_svc.thinking_budget import ThinkingState
 
 MaskOf = Callable[[Sequence[int]], Bitmasks | None]
 """The grammar's mask after an output so far: [ceil(vocab_size / 8)], or None where it has none."""
@@ -74,12 +76,18 @@ def _tokens(
     seed = (params.seed or 0) & MASK
     while True:
         mask = None if mask_of is None else mask_of(output)
-        chosen = choose_token(context.value, params, seed, len(output), vocabulary, mask)
+        forced = _forced_token(params, output)
+        chosen = choose_token(context.value, params, seed, len(output), vocabulary, mask, forced)
         if chosen is None:
             return
         yield chosen
         context.append(chosen)
         output.append(chosen)
+
+
+def _forced_token(params: SamplingParams, output: Sequence[int]) -> int | None:
+    budget = params.thinking_budget
+    return None if budget is None else ThinkingState(budget, output).forced()[0]
 
 
 class _Context:

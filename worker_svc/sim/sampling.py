@@ -2,8 +2,8 @@
 
 Owns the vocabulary's use. Greedy requests hash the context alone; others mix in a draw that is a
 pure function of (seed, output index), as in the real sampler. Honours min_tokens,
-allowed_token_ids and grammar masks; penalties, biases and truncation have no meaning here and are
-ignored.
+allowed_token_ids, grammar masks and what a thinking budget forces; penalties, biases and truncation
+have no meaning here and are ignored.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def choose_token(
     output_index: int,
     vocabulary: SimVocabulary,
     mask: Bitmasks | None = None,
+    forced: int | None = None,
 ) -> int | None:
     """The token that follows `context` as output number `output_index`; None if none is allowed.
 
@@ -77,7 +78,10 @@ def choose_token(
         output_index: Number of output tokens before it.
         vocabulary: What may be drawn at all.
         mask: [ceil(vocab_size / 8)], one bit a token id: then any of those, none left out.
+        forced: What must come, if the mask allows it.
     """
+    if forced is not None and (mask is None or mask[forced // 8] >> forced % 8 & 1):
+        return forced
     value = mix64(context)
     if not params.is_greedy:
         value = mix64(value ^ mix64(seed ^ mix64(output_index + 1)))

@@ -18,7 +18,6 @@ from gateway.generation import (
     MAX_INLINE_WEIGHT,
     Finished,
     FinishReason,
-    GenerationRequest,
     Output,
     Usage,
 )
@@ -29,7 +28,7 @@ from gateway.http.field_names import client_names
 from gateway.http.json_response import json_response, to_json
 from gateway.http.messages.blocks import ContentBlocks, Event
 from gateway.http.messages.errors import messages_error
-from gateway.http.messages.request import FIELD_NAMES
+from gateway.http.messages.request import MessagesCall
 from gateway.live_generation import Generation
 from gateway.request_service import RequestService
 
@@ -91,16 +90,16 @@ class _Writer:
 class WholeMessage:
     """Answers with the whole message. An ASGI application."""
 
-    def __init__(self, service: RequestService, request: GenerationRequest) -> None:
+    def __init__(self, service: RequestService, call: MessagesCall) -> None:
         self._service = service
-        self._request = request
+        self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         responses: list[Response] = []
 
         async def generate() -> None:
-            with client_names(FIELD_NAMES):
-                async with self._service.generate(self._request) as generation:
+            with client_names(self._call.field_names):
+                async with self._service.generate(self._call.request) as generation:
                     writer = _Writer(generation)
                     async for outputs in generation.outputs():
                         await writer.write(outputs, _exhaust)
@@ -113,20 +112,18 @@ class WholeMessage:
 class StreamedMessage:
     """Answers with typed events. An ASGI application."""
 
-    def __init__(
-        self, service: RequestService, request: GenerationRequest, keep_alive_s: float
-    ) -> None:
+    def __init__(self, service: RequestService, call: MessagesCall, keep_alive_s: float) -> None:
         """Prepare a stream; one on which nothing is sent for `keep_alive_s` gets a ping."""
         self._service = service
-        self._request = request
+        self._call = call
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._stream(send))
 
     async def _stream(self, send: Send) -> None:
-        with client_names(FIELD_NAMES):
-            async with self._service.generate(self._request) as generation:
+        with client_names(self._call.field_names):
+            async with self._service.generate(self._call.request) as generation:
 
                 async def send_in_time(message: Message) -> None:
                     async with generation.sending():  # a client may stop reading for good

@@ -19,8 +19,9 @@ from gateway.message_request import MessageRequest
 from pagewire.kit.errors import InvalidRequestError
 from pagewire.sampling_params import StructuredOutputs
 
-FIELD_NAMES = {"stop": "stop_sequences"}
-"""Fields that have another name here than inside."""
+# Fields that have another name here than inside.
+_FIELD_NAMES = {"stop": "stop_sequences"}
+_BUDGET = "thinking_token_budget"
 
 # What only Anthropic's own servers have, or what has no place in the answer.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -37,7 +38,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 _READ = ("tools", "tool_choice")
 # Names that change no output here.
 _HINTS = ("cache_control", "inference_geo", "speed")
-_THINKING = ("disabled", "adaptive")
+_THINKING = ("disabled", "adaptive", "enabled")
 # Efforts that have another name inside.
 _EFFORTS = {"max": "xhigh"}
 
@@ -48,6 +49,8 @@ class MessagesCall:
 
     request: GenerationRequest
     stream: bool
+    field_names: Mapping[str, str]
+    """What the client calls fields that have another name inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,13 @@ def read_call(fields: Fields) -> MessagesCall:
     """
     if fields.get("max_tokens") is None:
         raise invalid("max_tokens", "is required: give the most tokens that the answer may have")
-    sampling = _read_sampling(fields)
+    sampling, names = _read_sampling(fields), dict(_FIELD_NAMES)
     prompt, message = _read_prompt(fields)
+    budget = _read_budget(fields)
+    if budget is not None:
+        if _BUDGET in sampling:
+            raise invalid("thinking.budget_tokens", f"excludes {_BUDGET}: give one of them")
+        sampling[_BUDGET], names[_BUDGET] = budget, "thinking.budget_tokens"
     return MessagesCall(
         GenerationRequest(
             model=fields.text("model") or "",
@@ -78,6 +86,7 @@ def read_call(fields: Fields) -> MessagesCall:
             message=message,
         ),
         fields.boolean("stream"),
+        names,
     )
 
 
@@ -148,17 +157,23 @@ def _read_thinking(fields: Fields) -> tuple[bool | None, bool]:
     if thinking is None:
         return None, True
     kind = thinking.required_text("type")
-    if kind == "enabled":
-        path = thinking.path("budget_tokens")
-        raise InvalidRequestError(
-            f"{path}: no budget can be kept; use the type {_THINKING[1]}, which has none",
-            reason="UNSUPPORTED_PARAMETER",
-            field=path,
-        )
     if kind not in _THINKING:
         raise invalid(thinking.path("type"), f"must be one of {', '.join(_THINKING)}")
     is_on = kind != "disabled"
     return is_on, is_on and thinking.text("display") != "omitted"
+
+
+def _read_budget(fields: Fields) -> int | None:
+    """Return how many tokens the model may think; None: as many as it wants."""
+    thinking = fields.object("thinking")
+    if thinking is None or thinking.text("type") != "enabled":
+        return None
+    budget, path = thinking.integer("budget_tokens"), thinking.path("budget_tokens")
+    if budget is None:
+        raise invalid(path, "is required: give the most tokens of thinking")
+    if budget < 1:
+        raise invalid(path, "must be at least 1; to switch thinking off, use the type disabled")
+    return budget
 
 
 def _template_arguments(fields: Fields, thinking: bool | None) -> str:

@@ -33,8 +33,8 @@ class MessagesRoutes:
     async def create(self, request: Request) -> Any:
         call: MessagesCall = await self._read(request, read_call)
         if call.stream:
-            return StreamedMessage(self._service, call.request, self._keep_alive_s)
-        return WholeMessage(self._service, call.request)
+            return StreamedMessage(self._service, call, self._keep_alive_s)
+        return WholeMessage(self._service, call)
 
     async def count_tokens(self, request: Request) -> Response:
         call: CountCall = await self._read(request, read_count)

@@ -31,7 +31,8 @@ _PROMPT: dict[str, Schema] = {
     "tools": array(ref("MessagesTool"), maxItems=MAX_TOOLS),
     "tool_choice": ref("MessagesToolChoice"),
     "thinking": body(
-        {"type": words("disabled", "adaptive")}, {"display": words("summarized", "omitted")}
+        {"type": words("disabled", "adaptive", "enabled")},
+        {"display": words("summarized", "omitted"), "budget_tokens": integer(1)},
     ),
     "output_config": body(
         {},

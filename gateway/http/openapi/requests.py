@@ -53,6 +53,7 @@ SAMPLING: dict[str, Schema] = {
     "allowed_token_ids": array(TOKEN_ID),
     "bad_words": one_of(STOP, array(STOP)),
     "structured_outputs": ref("StructuredOutputs"),
+    "thinking_token_budget": integer(-1),
     "cache_salt": {**TEXT, "minLength": 1},
     "priority": integer(-(2**31), 2**31 - 1),
     "stream": BOOLEAN,

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.message_config import MessageConfig
+from pagewire.v1 import common_pb2
+from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.gateway.conftest import Gateway, GatewayFactory
 from tests.gateway.http.test_chat_tools import CALLS, PATH, TOOLS, chat, post, stream
 
@@ -132,3 +134,91 @@ async def test_the_effort_reaches_the_template(
     assert (await gateway.http.post(PATH, json=body)).status_code == 200
     rendered = gateway.tokenizer.requests[0]
     assert json.loads(rendered.template_arguments_json) == arguments | {"x": 1}
+
+
+def budget_of(gateway: Gateway) -> common_pb2.ThinkingBudget:
+    """Of the last request."""
+    budget: common_pb2.ThinkingBudget = gateway.scheduler.adds[-1].sampling_params.thinking_budget
+    assert bytes(budget.start_token_ids) == b"<think>"
+    assert bytes(budget.end_token_ids) == b"</think>"
+    return budget
+
+
+async def test_a_budget_reaches_the_engine_in_token_ids(qwen: Gateway) -> None:
+    await post(qwen, thinking_token_budget=5)
+    budget = budget_of(qwen)
+    assert budget.max_tokens == 5 and not budget.HasField("num_open_tokens")
+
+
+@pytest.mark.parametrize(("begun", "num_open"), [("<think>", 0), ("<think>\nHm", 3)])
+async def test_a_budget_counts_the_reasoning_that_the_prompt_leaves_open(
+    qwen: Gateway, begun: str, num_open: int
+) -> None:
+    messages = [{"role": "assistant", "content": begun}]
+    await post(qwen, messages=messages, continue_final_message=True, thinking_token_budget=0)
+    budget = budget_of(qwen)
+    assert (budget.max_tokens, budget.num_open_tokens) == (0, num_open)
+    assert budget.HasField("num_open_tokens")
+
+
+async def test_what_a_user_writes_opens_no_reasoning(qwen: Gateway) -> None:
+    messages = [{"role": "user", "content": "What does <think> do?"}]
+    await post(qwen, messages=messages, thinking_token_budget=5)
+    assert not budget_of(qwen).HasField("num_open_tokens")
+
+
+async def test_models_that_always_reason_begin_with_it(run_gateway: GatewayFactory) -> None:
+    async with run_gateway(messages=MessageConfig(reasoning_parser="deepseek_r1")) as gateway:
+        await post(gateway, thinking_token_budget=5, max_tokens=1)
+        assert budget_of(gateway).HasField("num_open_tokens")
+
+
+async def test_each_prompt_of_completions_has_its_own_open_reasoning(qwen: Gateway) -> None:
+    body = {"prompt": ["<think>ab", "ab"], "max_tokens": 1, "thinking_token_budget": 5}
+    answer = await qwen.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    budgets = [add.sampling_params.thinking_budget for add in qwen.scheduler.adds]
+    assert [budget.max_tokens for budget in budgets] == [5, 5]
+    opened = [each.HasField("num_open_tokens") and each.num_open_tokens for each in budgets]
+    assert opened == [2, False]
+
+
+async def test_a_budget_without_a_bound_asks_for_nothing(gateway: Gateway) -> None:
+    await post(gateway, thinking_token_budget=-1, max_tokens=1)
+    assert not gateway.scheduler.adds[0].sampling_params.HasField("thinking_budget")
+
+
+async def refusal(gateway: Gateway, **fields: Any) -> str:
+    answer = await gateway.http.post(PATH, json=chat(**fields))
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == "thinking_token_budget"
+    assert gateway.scheduler.adds == []
+    message: str = error["message"]
+    return message
+
+
+@pytest.mark.parametrize("value", [-2, 1.5, True, "5", 2**31])
+async def test_what_is_no_budget_is_refused(qwen: Gateway, value: Any) -> None:
+    await refusal(qwen, thinking_token_budget=value)
+
+
+async def test_a_budget_needs_a_parser(gateway: Gateway) -> None:
+    assert "--reasoning-parser" in await refusal(gateway, thinking_token_budget=5)
+
+
+async def test_a_budget_needs_tags_that_the_tokenizer_can_spell(
+    run_gateway: GatewayFactory,
+) -> None:
+    config = MessageConfig(reasoning_parser="qwen3")
+    async with run_gateway(tokenizer=WithoutTags(), messages=config) as gateway:
+        assert "</think>" in await refusal(gateway, thinking_token_budget=5)
+
+
+class WithoutTags(FakeTokenizer):
+    """Its vocabulary has no angle brackets: they are lost."""
+
+    async def Encode(self, request: Any, context: Any) -> Any:
+        for index, text in enumerate(request.texts):
+            request.texts[index] = text.replace("<", "").replace(">", "")
+        return await super().Encode(request, context)

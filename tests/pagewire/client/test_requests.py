@@ -22,7 +22,9 @@ from pagewire.v1 import common_pb2, inference_pb2
 
 def test_options_are_the_sampling_parameters_of_clients():
     assert {f.name for f in fields(SamplingParams)} - set(SamplingOptions.__annotations__) == {
-        "bad_words_token_ids"  # what the gateway makes of bad_words
+        # What the gateway makes of bad_words and thinking_token_budget.
+        "bad_words_token_ids",
+        "thinking_budget",
     }
 
 
@@ -46,6 +48,7 @@ def test_every_option_has_its_place():
             "ignore_eos": True, "skip_special_tokens": False, "logprobs": 2, "prompt_logprobs": 1,
             "logit_bias": {5: -1.5}, "allowed_token_ids": [5, 6], "bad_words": ["no"],
             "structured_outputs": StructuredOutputs(choice=("a", "b")), "model": "m", "n": 2,
+            "thinking_token_budget": -1,
             "cache_salt": "s", "priority": -3, "request_id": "r", "truncate_prompt_tokens": 10,
             "add_special_tokens": False, "timeout": 3.5,
         },
@@ -58,6 +61,7 @@ def test_every_option_has_its_place():
             temperature=0.5, top_p=0.9, top_k=0, min_p=0.1, presence_penalty=1,
             frequency_penalty=-1, repetition_penalty=1.1, seed=2**64 - 1, n=2,
             logit_bias={5: -1.5}, bad_words=["no"], allowed_token_ids=[5, 6],
+            thinking_token_budget=-1,
         ),
         stopping=inference_pb2.StoppingOptions(
             max_tokens=9, min_tokens=1, stop=["x"], stop_token_ids=[7],

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import SamplingParams, ThinkingBudget
 from tests.worker_svc.sampler.factories import Row
 from worker_svc.sampler.philox import uniforms
 
@@ -72,7 +72,32 @@ def process(logits: Float32s, row: Row, eos: Sequence[int]) -> Float32s:
     for token_id in set(output):
         times = np.float32(output.count(token_id)) * np.float32(params.frequency_penalty)
         values[token_id] -= times + np.float32(params.presence_penalty)
+    forced = None
+    if params.thinking_budget is not None:
+        forced = forced_token(params.thinking_budget, output)
+    if forced is not None and logits[forced] > -np.inf:
+        values[:] = -np.inf
+        values[forced] = 0
     return values
+
+
+def forced_token(budget: ThinkingBudget, output: Sequence[int]) -> int | None:
+    """vLLM's rule on the whole output, put behind the thinking that the prompt leaves open."""
+    start, end = budget.start_token_ids, budget.end_token_ids
+    if budget.num_open_tokens is not None:
+        output = [*start, *[-1] * budget.num_open_tokens, *output]
+    begin = _last_place(output, start)
+    if begin < 0 or begin < _last_place(output, end):
+        return None
+    if len(output) - begin - len(start) < budget.max_tokens:
+        return None
+    written = [n for n in range(1, len(end)) if tuple(output[-n:]) == end[:n]]
+    return end[max(written, default=0)]
+
+
+def _last_place(output: Sequence[int], tag: Sequence[int]) -> int:
+    places = range(len(output) - len(tag) + 1)
+    return max((i for i in places if tuple(output[i : i + len(tag)]) == tuple(tag)), default=-1)
 
 
 def truncate(values: Float32s, params: SamplingParams) -> Float32s:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagewire.engine_config import LogprobsMode
-from pagewire.sampling_params import SamplingParams
+from pagewire.sampling_params import SamplingParams, ThinkingBudget
 from tests.worker_svc.runner_factories import bitmask
 from tests.worker_svc.sampler.factories import Row, make_batch, make_row
 from tests.worker_svc.sampler.reference import Expected, sample_row
@@ -59,6 +59,11 @@ def random_row(rng: random.Random, vocab_size: int) -> Row:
     if rng.random() < 0.2:
         params.pop("logprobs", None)
         params["logprob_token_ids"] = tuple(rng.sample(range(vocab_size), rng.choice([1, 5, 8])))
+    if rng.random() < 0.3:
+        start, *end = rng.sample(range(vocab_size), rng.choice([2, 3]))
+        output += rng.choice([(), (start,), (*ids(2), start), (start, *ids(2), end[0])])
+        budget = ThinkingBudget(rng.randrange(4), (start,), tuple(end), rng.choice([None, 0, 2]))
+        params["thinking_budget"] = budget
     prompt = ids(rng.randrange(1, 20))
     return make_row(prompt=prompt, output=output, seed=rng.getrandbits(64), **params)
 
@@ -189,7 +194,9 @@ def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(seed: int) -> None
 
 def test_a_slot_is_used_again_without_its_last_owner() -> None:
     table = SamplingTable()
-    penal = make_row(presence_penalty=2.0, output=[1], min_tokens=9, logprob_token_ids=(3, 4))
+    budget = ThinkingBudget(0, (1,), (2,))
+    named = {"logprob_token_ids": (3, 4), "thinking_budget": budget}
+    penal = make_row(presence_penalty=2.0, output=[1], min_tokens=9, **named)
     first = [table.add(penal.params, 1, penal.prompt, penal.output) for _ in range(100)]
     assert len(set(first)) == 100
     for slot in first:
@@ -199,7 +206,7 @@ def test_a_slot_is_used_again_without_its_last_owner() -> None:
     assert len(set(second)) == 100
     batch = table.gather(second)
     assert not batch.needs.any()
-    assert not batch.processed and not batch.logprob_token_ids
+    assert not batch.processed and not batch.logprob_token_ids and not batch.forced
     assert batch.output_indices.tolist() == [0] * 100
 
 

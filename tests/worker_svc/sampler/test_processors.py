@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagewire.sampling_params import ThinkingBudget
 from tests.worker_svc.sampler.factories import make_batch, make_row
 from worker_svc.sampler.processors import apply_processors
 
@@ -14,7 +15,7 @@ EOS = torch.tensor([2])
 
 def processed(values: list[float], **row: Any) -> list[float]:
     logits = torch.tensor([values], dtype=torch.float32)
-    apply_processors(logits, make_batch([make_row(**row)]).processed, EOS)
+    apply_processors(logits, make_batch([make_row(**row)]), EOS)
     return logits[0].tolist()
 
 
@@ -69,5 +70,18 @@ def test_biases_of_one_token_add_up() -> None:
 
 def test_rows_do_not_touch_each_other() -> None:
     logits = torch.zeros(2, 3)
-    apply_processors(logits, make_batch([make_row(), make_row(min_tokens=1)]).processed, EOS)
+    apply_processors(logits, make_batch([make_row(), make_row(min_tokens=1)]), EOS)
     assert logits.tolist() == [[0, 0, 0], [0, 0, -math.inf]]
+
+
+def test_what_a_budget_forces_comes_whatever_else_is_asked_for() -> None:
+    budget = ThinkingBudget(0, (4,), (2,), 0)
+    wishes = {"min_tokens": 1, "allowed_token_ids": (1, 3), "logit_bias": ((1, 50.0),)}
+    none = -math.inf
+    assert processed([1, 2, 3, 4], thinking_budget=budget, **wishes) == [none, none, 0, none]
+
+
+def test_a_mask_goes_before_what_a_budget_forces() -> None:
+    budget = ThinkingBudget(0, (4,), (2,), 0)
+    values = [1, 2, -math.inf, 4]
+    assert processed(values, thinking_budget=budget) == values

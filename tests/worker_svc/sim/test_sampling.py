@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagewire.sampling_params import SamplingParams
+from tests.worker_svc.runner_factories import bitmask
 from worker_svc.sim.sampling import SimVocabulary, choose_token
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -59,3 +60,10 @@ def test_low_ids_are_left_to_special_tokens() -> None:
 def test_a_vocabulary_of_nothing_but_stops_still_gives_a_token() -> None:
     vocabulary = SimVocabulary(2, (0, 1))
     assert choose_token(3, SamplingParams(min_tokens=9), 1, 0, vocabulary) == 1
+
+
+def test_what_is_forced_comes_unless_a_mask_forbids_it() -> None:
+    params = SamplingParams(allowed_token_ids=(3, 900))
+    assert choose_token(5, params, 1, 0, VOCABULARY, forced=17) == 17
+    assert choose_token(5, GREEDY, 1, 0, VOCABULARY, bitmask([17, 20], 1000), 17) == 17
+    assert choose_token(5, GREEDY, 1, 0, VOCABULARY, bitmask([20], 1000), 17) == 20

@@ -246,6 +246,20 @@ async def test_reasoning_is_a_block_unless_it_is_switched_off(run_gateway: Gatew
     assert hidden["content"] == omitted["content"] == [{"type": "text", "text": "so"}]
 
 
+async def test_a_budget_of_thinking_reaches_the_engine(run_gateway: GatewayFactory) -> None:
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    async with run_gateway(messages=MessageConfig(reasoning_parser="qwen3")) as gateway:
+        await post(gateway, thinking=enabled)
+        (add,) = gateway.scheduler.adds
+        assert add.sampling_params.thinking_budget.max_tokens == 1024
+        arguments = json.loads(gateway.tokenizer.requests[0].template_arguments_json)
+        assert arguments == {"enable_thinking": True}
+        twice = body(thinking=enabled, thinking_token_budget=5)
+        answer = await gateway.http.post(PATH, json=twice)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("thinking.budget_tokens: ")
+
+
 async def test_tokens_of_a_conversation_are_counted(gateway: Gateway) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     answer = await gateway.http.post(f"{PATH}/count_tokens", json={"messages": messages})
@@ -281,6 +295,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice.type", {"tools": [TIME], "tool_choice": {"type": "required"}}),
     ("tool_choice.name", {"tools": [TIME], "tool_choice": {"type": "tool", "name": "g"}}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 0}}),
+    ("thinking.budget_tokens", {"thinking": {"type": "enabled"}}),
     ("thinking.type", {"thinking": {"type": "much"}}),
     ("output_format.type", {"output_format": {"type": "xml"}}),
     ("stop_sequences", {"stop_sequences": ["a", "b", "c", "d", "e"]}),

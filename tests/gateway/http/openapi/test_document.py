@@ -60,6 +60,7 @@ EXAMPLES: dict[str, Any] = {
     "logit_bias": {"97": 1.5},
     "allowed_token_ids": [97, 98],
     "logprob_token_ids": [97],
+    "thinking_token_budget": -1,  # others need a parser
     "bad_words": ["no"],
     "structured_outputs": {"regex": "a+"},
     "response_format": {"type": "json_object"},
