@@ -43,7 +43,8 @@ class OpenRequest:
         request = self.request
         num_tokens = len(request.output_token_ids) - self.num_sent_tokens
         num_tokens += 0 if self.is_opened else self.num_replayed_tokens
-        num_tokens += sum(row.num_to_spell for row in request.waiting_logprobs)
+        if request.waiting_logprobs:
+            num_tokens += sum(row.num_to_spell for row in request.waiting_logprobs)
         if request.waiting_prompt_logprobs and not self.prompt_spelled:
             num_tokens += sum(row.num_to_spell for row in request.waiting_prompt_logprobs)
         return num_tokens
@@ -104,13 +105,19 @@ class Detokenizer:
 
     def take_work(self, max_tokens: int) -> tuple[list[OpenRequest], list[int]]:
         """Return open requests with something to send, and handles to close, for one frame."""
-        entries, num_tokens = [], 0
-        while self._dirty and num_tokens < max_tokens:
-            request = next(iter(self._dirty))
-            del self._dirty[request]
+        entries: list[OpenRequest] = []
+        num_tokens = 0
+        for request in self._dirty:
+            if num_tokens >= max_tokens:
+                break
             entry = self._open[request]
             entries.append(entry)
             num_tokens += entry.num_unsent_tokens
+        if len(entries) == len(self._dirty):
+            self._dirty.clear()
+        else:
+            for entry in entries:
+                del self._dirty[entry.request]
         closes, self._closes = self._closes, []
         if not self._dirty:
             self.has_work.clear()
@@ -176,9 +183,10 @@ class Detokenizer:
     def _without_delivered(
         self, entry: OpenRequest, text: str, token_offset: int
     ) -> tuple[str, int]:
-        dropped = min(entry.num_chars_to_drop, len(text))
-        entry.num_chars_to_drop -= dropped
-        return text[dropped:], max(token_offset, entry.request.num_delivered_tokens)
+        if dropped := min(entry.num_chars_to_drop, len(text)):
+            entry.num_chars_to_drop -= dropped
+            text = text[dropped:]
+        return text, max(token_offset, entry.request.num_delivered_tokens)
 
     def _on_give_up(self) -> None:
         self._fail_all("the tokenizer was lost and did not come back in time", "TOKENIZER_LOST")

@@ -164,7 +164,8 @@ def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> _ToSpel
     new_token_ids = request.output_token_ids[entry.num_sent_tokens :]
     if not new_token_ids and finish is None:
         return None
-    to_spell = _to_spell(entry, new_token_ids)
+    wants_bytes = request.wants_logprobs or request.waiting_prompt_logprobs is not None
+    to_spell = _to_spell(entry, new_token_ids) if wants_bytes else _NOTHING_TO_SPELL
     entry.num_sent_tokens += len(new_token_ids)
     entry.end_sent = finish is not None
     frame.handles.append(entry.handle)
@@ -183,8 +184,6 @@ def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> _ToSpel
 def _to_spell(entry: OpenRequest, new_token_ids: Sequence[int]) -> _ToSpell:
     """Collect what the logprobs that go with the row need."""
     request, prompt, output = entry.request, list[int](), list[int]()
-    if not request.wants_logprobs and request.waiting_prompt_logprobs is None:
-        return _NOTHING_TO_SPELL
     if request.waiting_prompt_logprobs is not None and not entry.prompt_spelled:
         entry.prompt_spelled = True
         first, *others = request.request.prompt_token_ids

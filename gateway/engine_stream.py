@@ -347,7 +347,7 @@ class EngineStream:
     def _take_tokens(
         self, outputs: scheduler_pb2.EngineOutputs, moment: Moment
     ) -> Iterable[LiveRequest]:
-        token_ids: Sequence[int] = outputs.token_ids
+        token_ids = list(outputs.token_ids)  # cheaper to slice than the message's field
         self.num_tokens += len(token_ids)
         logprobs = read_output_logprobs(outputs)
         start = 0

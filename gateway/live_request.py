@@ -125,6 +125,7 @@ class LiveRequest:
         """Of the tokens that are not delivered yet, where asked for."""
         self.waiting_prompt_logprobs: list[LogprobRow] | None = None
         """Of the prompt without its first token, where asked for, until they are delivered."""
+        self.wants_logprobs = request.sampling_params.num_logprobs is not None
         self.engine_finish: EngineFinish | None = None
         self.is_over = False
         self._eos_token_ids = eos_token_ids
@@ -151,10 +152,6 @@ class LiveRequest:
         self.record.scheduled(num_cached_tokens, queue_s)
         if self.num_cached_tokens is None:
             self.num_cached_tokens = num_cached_tokens
-
-    @property
-    def wants_logprobs(self) -> bool:
-        return self.request.sampling_params.num_logprobs is not None
 
     def add_tokens(self, token_ids: Sequence[int], logprobs: Sequence[LogprobRow] | None) -> bool:
         """Take new output tokens; False: their logprobs are asked for and are not there."""

@@ -36,6 +36,7 @@ from gateway.token_service import TokenService
 from gateway.tokenizer_client import TokenizerClient
 from gateway.trace.interceptor import TraceInterceptor
 from gateway.trace.recorder import TraceRecorder
+from pagewire.kit import garbage
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
 from pagewire.kit.port_security import PortSecurity
@@ -210,6 +211,7 @@ async def serve(config: GatewayConfig) -> int:
     server = GatewayServer(config)
     try:
         await server.start()
+        garbage.settle()
         failing = asyncio.create_task(server.wait_failed())
         waiting = asyncio.create_task(shutdown.wait())
         try:

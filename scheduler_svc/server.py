@@ -7,13 +7,13 @@ drain the engine, stop the servers, end the loop, give the worker back.
 from __future__ import annotations
 
 import asyncio
-import gc
 import secrets
 import socket
 from collections.abc import Coroutine
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from pagewire.kit import garbage
 from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
@@ -135,11 +135,10 @@ class SchedulerServer:
                 return
             reason = "" if state is EngineState.READY else "no worker is ready"
             await self._set_serving(state is EngineState.READY, reason)
-            if state is EngineState.READY and gc.get_freeze_count() == 0:
+            if state is EngineState.READY:
                 # Once, when nobody waits for a token yet: blocks and modules live as long as the
                 # process, so no collection need walk them.
-                gc.collect()
-                gc.freeze()
+                garbage.settle()
 
     async def _set_serving(self, serving: bool, reason: str) -> None:
         await self.server.set_serving(serving, reason)

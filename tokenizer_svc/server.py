@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from pagewire.kit import garbage
 from pagewire.kit.logs import configure_logging
 from pagewire.kit.process_figures import Work
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
@@ -85,6 +86,7 @@ async def serve(config: TokenizerServiceConfig) -> int:
     server = TokenizerServer(config)
     try:
         await server.start()
+        garbage.settle()
         await shutdown
     finally:
         await server.stop()
