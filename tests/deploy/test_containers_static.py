@@ -27,6 +27,7 @@ FOLDERS = {
     "all": ["gateway", "tokenizer_svc", "scheduler_svc", "worker_svc"],
 }
 SERVICES = {"gateway", "scheduler", "worker", "tokenizer", "worker-gpu"}
+MONITORING = {"prometheus", "grafana"}
 # What builders without BuildKit refuse, or take for something else.
 BUILDKIT_ONLY = [
     r"^#\s*syntax\s*=",
@@ -114,7 +115,13 @@ def test_builds_get_what_they_copy_and_little_else() -> None:
 
 
 @pytest.fixture(scope="module")
-def services() -> dict[str, dict[str, Any]]:
+def services(composed: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Our own ones, those of all profiles."""
+    return {name: each for name, each in composed.items() if name not in MONITORING}
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[str, dict[str, Any]]:
     """The services of compose.yaml, as Compose understands them, those of all profiles."""
     file = f"--file={ROOT / 'compose.yaml'}"
     profiles = ["--profile", "*"]
@@ -182,6 +189,20 @@ def test_the_device_is_asked_for_by_its_own_profile_only(
     assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
     assert worker["networks"]["default"]["aliases"] == ["worker"]
     assert "deploy" not in services["worker"]
+
+
+@pytest.mark.parametrize("name", sorted(MONITORING))
+def test_monitoring_is_for_this_machine_and_may_do_little(
+    composed: dict[str, dict[str, Any]], name: str
+) -> None:
+    service = composed[name]
+    assert service["profiles"] == ["monitoring"]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    assert {port["host_ip"] for port in service["ports"]} == {"127.0.0.1"}
+    assert ":latest" not in service["image"] and ":" in service["image"]
+    binds = [Path(each["source"]) for each in service["volumes"] if each["type"] == "bind"]
+    assert binds
+    assert all(path.exists() for path in binds)
 
 
 def _exposed(stage: Stage) -> list[str]:

@@ -10,7 +10,6 @@ import yaml
 
 from tests.deploy.monitoring import (
     DASHBOARDS,
-    DEPLOY,
     PROMETHEUS,
     dashboard_queries,
     promtool,
@@ -64,13 +63,3 @@ def test_a_dashboard_can_be_imported(path: Path) -> None:
     source = {"type": "prometheus", "uid": "${datasource}"}
     assert all(panel["datasource"] == source and panel["description"] for panel in panels)
     assert dashboard["templating"]["list"][0]["name"] == "datasource"
-
-
-def test_the_compose_profile_mounts_what_there_is() -> None:
-    services = yaml.safe_load((DEPLOY.parent / "compose.yaml").read_text())["services"]
-    for name in ("prometheus", "grafana"):
-        assert services[name]["profiles"] == ["monitoring"]
-        sources = [volume.split(":")[0] for volume in services[name]["volumes"]]
-        files = [DEPLOY.parent / source for source in sources if source.startswith("./")]
-        assert files
-        assert all(file.exists() for file in files)
