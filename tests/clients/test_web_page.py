@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import (
-    Browser,
-    Request,
-    Route,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Browser, expect
 
-from tests.clients.web_page import WAIT_MS, Tab
+from tests.clients.web_page import CHAT, WAIT_MS, Tab, add_to_requests, chromium
 from tests.e2e.stack import Stack, start_stack
 
 KEY = "a-secret-of-the-tests"
 KEY_NAME = "pagewire-api-key"
-CHAT = "**/v1/chat/completions"
 MARKUP = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>&amp;"
 STEP_TIME_US = 5000
 FIELD_NAMES = (
@@ -49,17 +41,8 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip(
-            "chromium is not installed, the web page is NOT tested: apt-get install chromium"
-        )
-    # Containers often give neither a sandbox nor a large /dev/shm; the pages are our own.
-    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -80,16 +63,6 @@ def tab(fresh: Tab) -> Tab:
     fresh.page.goto("/")
     expect(fresh.page.get_by_label("Model")).to_have_value("smollm2")
     return fresh
-
-
-def add_to_requests(tab: Tab, **fields: Any) -> None:
-    """Add to the chats' bodies, on their way, what the page has no control for."""
-
-    def add(route: Route, request: Request) -> None:
-        body = json.loads(request.post_data or "") | fields
-        route.continue_(post_data=json.dumps(body))
-
-    tab.page.route(CHAT, add)
 
 
 def answer_with(tab: Tab, *events: dict[str, Any]) -> None:
@@ -136,6 +109,32 @@ def test_a_chat_is_streamed_with_each_token_shaded_by_its_probability(tab: Tab) 
     expect(about).to_contain_text(re.compile(r"first after .* · [\d.]+ tokens/s"))
     (body,) = tab.chats()
     assert (body["logprobs"], body["top_logprobs"], body["stream"]) == (True, 5, True)
+
+
+def newest_trace(stack: Stack) -> str:
+    """The id of the request whose trace was kept last."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    kept = httpx.get(f"{stack.http_url}/v1/requests", headers=headers, timeout=30).json()["recent"]
+    return str(kept[0]["id"]) if kept else ""
+
+
+def test_the_trace_of_an_answer_is_drawn_when_it_is_opened(tab: Tab, stack: Stack) -> None:
+    earlier = newest_trace(stack)
+    add_to_requests(tab, ignore_eos=True)
+    tab.set(max_tokens=40)
+    tab.say("Hi")
+    tab.answer()
+    while newest_trace(stack) == earlier:  # it ends a moment after its last byte
+        pass
+    assert not [each for each in tab.requests if each.url.endswith("/trace")]
+    tab.page.get_by_text("Trace", exact=True).click()
+    bars = tab.page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    expect(bars.filter(has_text="worker: prefill")).to_have_count(1)
+    decode = bars.filter(has_text="worker: decode").first
+    expect(decode.locator("rect.box-worker").first).to_be_visible()
+    assert decode.locator("rect").first.bounding_box()["width"] > 1
+    sums = tab.page.get_by_role("list", name="Parts").get_by_role("listitem")
+    expect(sums.first).to_contain_text(re.compile(r"^forward .* \(\d+ %\)$"))
 
 
 def test_what_else_was_likely_is_shown_on_hover_and_by_keyboard(tab: Tab) -> None:
