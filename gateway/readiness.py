@@ -10,7 +10,7 @@ import asyncio
 
 from gateway.engine_pool import EnginePool
 from gateway.tokenizer_client import TokenizerClient
-from pagewire.kit.errors import ServiceUnavailableError
+from pagewire.kit.errors import NotBegunError
 
 RETRY_AFTER_S = 1.0
 
@@ -58,10 +58,10 @@ class Readiness:
         """Raise unless ready.
 
         Raises:
-            ServiceUnavailableError: With the reason.
+            NotBegunError: With the reason.
         """
         if reason := self.reason():
-            raise ServiceUnavailableError(
+            raise NotBegunError(
                 f"not ready: {reason}",
                 reason="DRAINING" if self.is_draining else "NOT_READY",
                 retry_after_s=RETRY_AFTER_S,

@@ -16,8 +16,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from pagewire.kit.errors import FailedPreconditionError, QueueFullError
+from scheduler_svc.bounds import MAX_GATEWAYS
 
-MAX_SUBSCRIBERS = 64
+MAX_SUBSCRIBERS = MAX_GATEWAYS
 
 
 @dataclass(slots=True)

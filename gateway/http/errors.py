@@ -17,7 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from gateway.http.json_response import json_response
-from pagewire.kit.errors import InternalError, PagewireError, UnauthenticatedError
+from pagewire.kit.errors import (
+    NOT_BEGUN_HEADER,
+    InternalError,
+    NotBegunError,
+    PagewireError,
+    UnauthenticatedError,
+)
 from pagewire.kit.logs import get_logger
 
 log = get_logger("gateway.http")
@@ -140,6 +146,8 @@ def _headers(error: PagewireError) -> dict[str, str]:
     headers = {REASON_HEADER: error.reason}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, NotBegunError):
+        headers[NOT_BEGUN_HEADER] = "1"
     if isinstance(error, UnauthenticatedError):
         headers["www-authenticate"] = "Bearer"
     return headers

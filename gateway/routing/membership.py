@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pagewire.kit.dns import is_dns_target, resolve
 from pagewire.kit.logs import get_logger
+from pagewire.kit.tasks import TaskOwner
 
 RESOLVE_INTERVAL_S = 5.0
 MISSES_TO_LEAVE = 2
@@ -62,15 +63,24 @@ async def follow_members(
     resolve: Resolve = resolve,
     interval_s: float = RESOLVE_INTERVAL_S,
 ) -> None:
-    """Resolve the names every `interval_s` until cancelled, and tell who is there each time.
+    """Resolve each name every `interval_s` until cancelled, and tell who is there each time.
 
-    One lookup of a name is under way at a time, however long it takes. With no names to resolve it
-    tells all the same, so that its listener can tidy up.
+    One lookup of a name is under way at a time, however long it takes; no other name waits for it.
+    With no names to resolve it tells all the same, so that its listener can tidy up.
     """
-    while True:
-        await asyncio.gather(*(_ask(membership, name, resolve) for name in membership.names))
-        on_addresses(membership.addresses)
-        await asyncio.sleep(interval_s)
+
+    async def follow(name: str | None) -> None:
+        while True:
+            if name is not None:
+                await _ask(membership, name, resolve)
+            on_addresses(membership.addresses)
+            await asyncio.sleep(interval_s)
+
+    async with TaskOwner() as tasks:
+        names: list[str | None] = [*membership.names]
+        for name in names or [None]:
+            tasks.spawn(follow(name), name=f"members of {name or 'the list'}")
+        await tasks.wait_failed()
 
 
 async def _ask(membership: Membership, name: str, resolve: Resolve) -> None:

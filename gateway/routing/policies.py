@@ -35,7 +35,7 @@ class Candidate:
     num_matched_tokens: int = 0
     """Leading tokens of this prompt that it has in its prefix cache."""
     is_ready: bool = True
-    """Whether it has its workers; without them, requests wait there."""
+    """Whether it has its workers and is in no pause; otherwise requests wait there."""
 
 
 Cost = Callable[[Candidate, int], int]

@@ -49,17 +49,16 @@ class Router:
         matched = [0] * len(able)
         if self._policy.wants_prefixes:
             matched = match_prefix(prompt, [replica.index for replica in able])
-        known = [
-            replica.load.num_requests(replica.client.num_requests)
-            for replica in able
-            if replica.load.is_known
-        ]
+        known = [replica for replica in able if replica.load.is_known]
         # Who does not tell may be stuck: it counts as the most loaded.
-        unknown = max(known, default=0)
+        unknown = (
+            max((each.load.num_requests(each.client.num_requests) for each in known), default=0),
+            max((each.load.num_tokens_waiting for each in known), default=0),
+        )
         places = {replica.target: place for place, replica in enumerate(able)}
         chosen = self._policy.choose(
             [
-                replica.candidate(num_matched, unknown)
+                replica.candidate(num_matched, *unknown)
                 for replica, num_matched in zip(able, matched, strict=True)
             ],
             len(prompt.token_ids),

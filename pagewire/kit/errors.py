@@ -18,6 +18,8 @@ M = TypeVar("M", bound=Message)
 
 ERROR_DOMAIN = "pagewire"
 DETAILS_KEY = "grpc-status-details-bin"
+NOT_BEGUN_HEADER = "x-not-begun"
+"""Also of HTTP; its value is 1."""
 
 # Trailers are HTTP/2 headers: peers refuse more than about 8 KiB, and the message travels twice.
 _MAX_MESSAGE_CHARS = 1000
@@ -106,6 +108,16 @@ class ServiceUnavailableError(PagewireError):
 
     code = grpc.StatusCode.UNAVAILABLE
     default_reason = "UNAVAILABLE"
+
+
+class NotBegunError(ServiceUnavailableError):
+    """Nothing of the request was begun: whoever asks may ask another replica at once.
+
+    A response with this error has the header `NOT_BEGUN_HEADER`, by which a mesh tells it from an
+    answer that failed: that one may have been admitted, and a second try would run it twice.
+    """
+
+    default_reason = "NOT_READY"
 
 
 class FailedPreconditionError(PagewireError):
@@ -215,6 +227,8 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], exc: PagewireE
     if exc.retry_after_s is not None:
         # gRPC's own retry policies wait as long as this trailer says.
         trailers.append(("grpc-retry-pushback-ms", str(round(exc.retry_after_s * 1000))))
+    if isinstance(exc, NotBegunError):
+        trailers.append((NOT_BEGUN_HEADER, "1"))
     await context.abort(exc.code, status.message, trailing_metadata=tuple(trailers))
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from gateway.config import GatewayConfig
+from pagewire.kit.errors import NOT_BEGUN_HEADER
 from pagewire.v1 import inference_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
 from scheduler_svc.config import SchedulerServiceConfig
 from tests.deploy.rendering import ENVOY, SCRIPT, render
@@ -156,6 +157,26 @@ def test_retries_go_to_replicas_that_were_not_tried(config: Any) -> None:
         (predicate,) = policy["retry_host_predicate"]
         assert predicate["name"] == "envoy.retry_host_predicates.previous_hosts"
         assert "5xx" not in policy["retry_on"] and "reset" not in policy["retry_on"].split(",")
+
+
+def test_no_status_alone_has_a_call_tried_again(config: Any) -> None:
+    """It may be of a call that was admitted."""
+    policies = [each["retry_policy"] for each in walk(config) if "retry_policy" in each]
+    for policy in policies:
+        assert set(policy["retry_on"].split(",")) == {
+            "connect-failure", "refused-stream", "reset-before-request", "retriable-headers"
+        }  # fmt: skip
+        assert "retriable_status_codes" not in policy
+        (header,) = policy["retriable_headers"]
+        assert header == {"name": NOT_BEGUN_HEADER, "string_match": {"exact": "1"}}
+    managers = [each for each in walk(config) if "local_reply_config" in each]
+    assert len(managers) == len(config["static_resources"]["listeners"])
+    for manager in managers:
+        (mapper,) = manager["local_reply_config"]["mappers"]
+        # None of these is of a call that went out.
+        assert mapper["filter"] == {"response_flag_filter": {"flags": ["UF", "UH", "UO"]}}
+        (added,) = mapper["headers_to_add"]
+        assert added["header"] == {"key": NOT_BEGUN_HEADER, "value": "1"}
 
 
 @pytest.mark.parametrize("role", render.ROLES)

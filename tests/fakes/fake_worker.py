@@ -33,6 +33,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.num_initialized = 0
         self.seats: list[worker_pb2.InitializeRequest] = []
         self.holder = ""
+        self.worker_epoch = 0
         self.token_offset = 0
         """Added to what it answers: it tells apart whose answer counts."""
         self.generations: list[int] = []
@@ -106,7 +107,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> worker_pb2.GetStatusResponse:
         if self.is_silent:
             await asyncio.Event().wait()
-        return worker_pb2.GetStatusResponse(lease_holder=self.holder)
+        return worker_pb2.GetStatusResponse(
+            lease_holder=self.holder, worker_epoch=self.worker_epoch
+        )
 
     async def AllocateKvCache(
         self, request: worker_pb2.AllocateKvCacheRequest, context: Context

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from pagewire.kit.errors import FailedPreconditionError
+from pagewire.kit.errors import NOT_BEGUN_HEADER, FailedPreconditionError
 from tests.fakes.fake_scheduler import MODEL
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -35,6 +35,7 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(
         await gateway.until_ready(False)
         refused = await gateway.http.post(COMPLETIONS, json=BODY)
         assert (refused.status_code, refused.headers["x-error-reason"]) == (503, "DRAINING")
+        assert refused.headers[NOT_BEGUN_HEADER] == "1"
         gateway.scheduler.go_on.set()
         answer = await asking
         assert answer.json()["choices"][0]["text"] == "cbac"  # type: ignore[attr-defined]
@@ -48,6 +49,7 @@ async def test_a_drain_ends_what_does_not_finish_in_time(run_gateway: GatewayFac
         answer = await asking
         assert answer.status_code == 503  # type: ignore[attr-defined]
         assert answer.headers["x-error-reason"] == "SHUTTING_DOWN"  # type: ignore[attr-defined]
+        assert NOT_BEGUN_HEADER not in answer.headers  # type: ignore[attr-defined]
 
 
 async def test_a_stopped_gateway_leaves_its_stream_cleanly(run_gateway: GatewayFactory) -> None:

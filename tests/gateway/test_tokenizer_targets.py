@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from gateway import tokenizer_targets
+from gateway.detokenizer import Detokenizer
+from gateway.tokenizer_client import TokenizerClient
 from gateway.tokenizer_targets import TokenizerTargets
 
 NAME = "dns:///tokenizers:1"
@@ -47,3 +52,27 @@ async def test_a_name_is_waited_for() -> None:
         waiting = asyncio.create_task(targets.next())
         answer.set_result(["127.0.0.1:7"])
         assert (await waiting)[0] == "127.0.0.1:7"
+
+
+async def test_a_bug_in_following_the_names_is_told() -> None:
+    async def resolve(name: str) -> list[str]:
+        raise RuntimeError("a bug")
+
+    async with TokenizerTargets([NAME], resolve=resolve) as targets:
+        with pytest.raises(RuntimeError, match="a bug"):
+            await targets.wait_failed()
+
+
+async def test_a_client_whose_names_nobody_follows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would wait for an address for ever, and nobody would know."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(tokenizer_targets, "follow_members", fail)
+    client = TokenizerClient(
+        [NAME], Detokenizer(60.0), timeout_s=5.0, connect_timeout_s=5.0, on_change=lambda: None
+    )
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with asyncio.timeout(20):
+            await client.run()

@@ -274,11 +274,42 @@ async def test_an_older_generation_is_refused(stack):
     await new.read_finished(1)
 
 
-async def test_a_restarted_gateway_takes_over_with_any_generation(stack):
-    await connect(stack, epoch=1, generation=9)
-    gateway = await connect(stack, epoch=2, generation=1)
+@pytest.mark.parametrize("fate", ["killed", "held"])
+async def test_a_restarted_gateway_takes_over_with_any_generation(stack, monkeypatch, fate):
+    first = await connect(stack, epoch=1, generation=9)
+    if fate == "killed":
+        first.call.cancel()
+        # Its connection breaks; the scheduler hears of it a moment after.
+        gateway = await connect_when_free(stack, epoch=2, generation=1)
+    else:
+        monkeypatch.setattr(engine_stream, "TAKEOVER_SILENCE_S", 0.0)
+        gateway = await connect(stack, epoch=2, generation=1)
+        assert (await end_of(first)).reason == "SUPERSEDED"
     await gateway.add(1, PROMPT)
     await gateway.read_finished(1)
+
+
+async def connect_when_free(stack, **options):
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await connect(stack, **options)
+            except grpc.aio.AioRpcError as error:
+                assert from_rpc_error(error).reason == "GATEWAY_ID_TAKEN"
+
+
+async def test_two_gateways_with_one_id_do_not_end_each_others_streams(stack):
+    first = await connect(stack, epoch=1)
+    for generation in (1, 2):
+        second = GatewayClient(stack.stub, epoch=2, generation=generation)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await second.open()
+        error = from_rpc_error(caught.value)
+        assert (error.reason, error.field) == ("GATEWAY_ID_TAKEN", "gateway_id")
+        assert "'g'" in error.message and "--gateway-id" in error.message
+    await first.add(1, PROMPT)
+    await first.read_finished(1)
+    assert first.token_ids[1] == expected_output(PROMPT, 5)
 
 
 async def test_gateways_get_only_their_own_outputs(stack):

@@ -62,6 +62,25 @@ async def test_a_worker_of_another_scheduler_is_passed_over():
         assert seats([started[0], started[2]]) == [(0, 2, ""), (1, 2, "host:1/key1")]
 
 
+async def test_one_worker_with_two_addresses_is_one_rank():
+    async with workers(3) as started:
+        for number, worker in enumerate(started[:2], 7):
+            worker.worker_epoch = number
+        first, second, third = (worker.address for worker in started)
+        addresses = [first, first.replace("127.0.0.1", "localhost"), second]
+        executor = GroupExecutor(config_of(3), addresses, "scheduler", 1)
+        with pytest.raises(WorkerUnavailableError, match="3 workers are needed, 2 of 2 are free"):
+            await executor.initialize()
+        assert [worker.num_initialized for worker in started] == [0, 0, 0]
+        executor = GroupExecutor(config_of(3), [*addresses, third], "scheduler", 1)
+        try:
+            await ready(executor)
+            assert [rank for rank, _, _ in seats(started)] == [0, 1, 2]
+            assert [worker.num_initialized for worker in started] == [1, 1, 1]
+        finally:
+            await executor.close()
+
+
 async def test_too_few_free_workers_are_named_and_none_is_claimed(monkeypatch):
     monkeypatch.setattr(worker_claim, "CONNECT_TIMEOUT_S", 0.1)
     async with workers(3) as started, group_of(started, tp_size=3) as executor:

@@ -115,6 +115,19 @@ def batch(sequence: int, stored: list[bytes], **fields: Any) -> Any:
     return message
 
 
+async def test_a_pause_is_told_as_not_ready() -> None:
+    load = ReplicaLoad()
+    changes = Changes(load, "take", "lost")
+    async with telling() as (teller, stub):
+        task = asyncio.create_task(follow_load(stub, load, lambda: 0))
+        for paused in (False, True, False):
+            message = scheduler_pb2.WatchLoadResponse(ready=True)
+            message.figures.paused = paused
+            teller.says.put_nowait(message)
+            await changes.until(lambda paused=paused: load.is_known and load.is_ready is not paused)
+        await cancel_and_wait(task)
+
+
 async def test_the_index_begins_with_a_snapshot_and_follows() -> None:
     index, changes = watched_index()
     async with telling() as (teller, stub), following(index, stub):

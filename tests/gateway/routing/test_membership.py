@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,3 +71,38 @@ async def test_names_are_asked_again_and_a_failure_keeps_what_was_known():
     )
     assert [await seen.get() for _ in range(3)] == [["a:1"], ["a:1"], ["a:1", "b:1"]]
     await cancel_and_wait(task)
+
+
+async def test_a_slow_name_holds_up_no_other():
+    slow, rounds = asyncio.Event(), asyncio.Queue()
+    membership = Membership(["dns:///slow:1", "dns:///quick:1", "l:1"])
+
+    async def resolve(name):
+        if "slow" in name:
+            await slow.wait()
+            return ["s:1"]
+        return ["q:1"]
+
+    task = asyncio.create_task(
+        follow_members(membership, rounds.put_nowait, resolve=resolve, interval_s=0)
+    )
+    assert [await rounds.get() for _ in range(3)] == [["q:1", "l:1"]] * 3
+    slow.set()
+    while "s:1" not in await rounds.get():
+        pass
+    await cancel_and_wait(task)
+
+
+async def test_without_names_the_list_is_told_again_and_again():
+    rounds = asyncio.Queue()
+    task = asyncio.create_task(follow_members(Membership(["l:1"]), rounds.put_nowait, interval_s=0))
+    assert [await rounds.get() for _ in range(2)] == [["l:1"]] * 2
+    await cancel_and_wait(task)
+
+
+async def test_a_listener_that_fails_ends_it():
+    def fail(addresses):
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await follow_members(Membership(["l:1"]), fail)

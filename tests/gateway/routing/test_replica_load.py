@@ -43,3 +43,14 @@ def test_lost_reports_are_no_idleness():
     assert not load.is_ready
     load.lost()
     assert (load.is_known, load.is_ready, load.num_tokens_waiting) == (False, True, 0)
+
+
+def test_without_reports_nothing_adds_up():
+    load = ReplicaLoad()
+    for _ in range(3):
+        load.added(1000)
+    assert load.num_tokens_waiting == 0
+    load.take(LoadReport(1, 7, True), num_own=3)
+    load.lost()
+    load.added(1000)
+    assert load.num_tokens_waiting == 0

@@ -6,9 +6,11 @@ from google.rpc import status_pb2
 
 from pagewire.kit.errors import (
     DETAILS_KEY,
+    NOT_BEGUN_HEADER,
     DeadlineExceededError,
     InternalError,
     InvalidRequestError,
+    NotBegunError,
     NotFoundError,
     PagewireError,
     QueueFullError,
@@ -40,6 +42,18 @@ async def test_an_error_comes_through_a_call_with_all_it_holds():
     assert type(received) is QueueFullError
     assert vars(received) == vars(sent)
     assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "250"
+
+
+@pytest.mark.parametrize(("kind", "says"), [(NotBegunError, "1"), (ServiceUnavailableError, None)])
+async def test_only_what_was_not_begun_says_so(kind, says):
+    async def act(context):
+        raise kind("later")
+
+    async with start_echo(unary_unary=handler_of("unary_unary", act)) as echo:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo.answer("unary_unary")
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert dict(caught.value.trailing_metadata()).get(NOT_BEGUN_HEADER) == says
 
 
 async def test_the_wrong_field_comes_through_a_call():
