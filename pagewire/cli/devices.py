@@ -40,10 +40,7 @@ def devices_of_replica(
     Raises:
         ConfigError: There are devices, but too few.
     """
-    if given is not None:
-        names = [name for name in given.split(",") if name.strip()]
-    else:
-        names = [str(number) for number in range(count())]
+    names = _visible(given) if given is not None else [str(number) for number in range(count())]
     if not names:
         return None
     if len(names) < num_replicas * num_workers:
@@ -53,3 +50,13 @@ def devices_of_replica(
             " replicas, or --device cpu"
         )
     return ",".join(names[replica * num_workers : (replica + 1) * num_workers])
+
+
+def _visible(given: str) -> list[str]:
+    """Return the devices that a value of CUDA_VISIBLE_DEVICES shows.
+
+    As CUDA reads it: what comes after one that cannot be is hidden, and -1 is there to say so.
+    """
+    names = [name.strip() for name in given.split(",")]
+    hidden = [place for place, name in enumerate(names) if name.startswith("-")]
+    return [name for name in names[: hidden[0] if hidden else None] if name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterable
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,26 +18,44 @@ from pagewire.cli.addresses import Addresses
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.health import SERVING
+from pagewire.kit.healthcheck import check
 
 GATEWAY_SERVICE = "pagewire.v1.InferenceService"
+SCHEDULER_SERVICE = "pagewire.v1.SchedulerService"
 
 _READY = re.compile(
     r"pagewire is ready: (?P<url>\S+)/v1 \(OpenAI API\) and (?P<target>\S+) \(gRPC\)"
 )
 _RETRY_PAUSE_S = 0.1
+_CHECK_TIMEOUT_S = 2.0
 
 
 def ready_line(
-    addresses: Addresses, model: str, *, wants_key: bool = False, num_replicas: int = 1
+    addresses: Addresses,
+    model: str,
+    *,
+    wants_key: bool = False,
+    num_replicas: int = 1,
+    num_up: int | None = None,
 ) -> str:
-    """Return the one line that `pagewire serve` writes to standard output."""
+    """Return the one line that `pagewire serve` writes to standard output.
+
+    Args:
+        addresses: Of the stack.
+        model: A name that it is served under.
+        wants_key: Whether clients must send one.
+        num_replicas: Of the engine.
+        num_up: Those that serve already; None: all.
+    """
     question = {"role": "user", "content": "What is the capital of France?"}
     # Greedy, so that the first answer is the same for everybody.
     body = json.dumps({"model": model, "temperature": 0, "messages": [question]})
     # In single quotes of a shell only the single quote itself is special.
     quoted = body.replace("'", "'\\''")
     key = "-H 'authorization: Bearer KEY' " if wants_key else ""
-    replicas = f", {num_replicas} replicas" if num_replicas > 1 else ""
+    is_partly = num_up is not None and num_up < num_replicas
+    count = f"{num_up} of {num_replicas}" if is_partly else str(num_replicas)
+    replicas = f", {count} replicas" if num_replicas > 1 else ""
     return (
         f"pagewire is ready: {addresses.http_url}/v1 (OpenAI API) and {addresses.grpc_target} "
         f"(gRPC){replicas}. Try: curl {addresses.http_url}/v1/chat/completions "
@@ -48,6 +67,14 @@ def parse_ready_line(line: str) -> tuple[str, str] | None:
     """Return (URL of the HTTP API, gRPC target), or None if it is another line."""
     match = _READY.match(line)
     return (match["url"], match["target"]) if match is not None else None
+
+
+async def count_serving(targets: Iterable[str], service: str) -> int:
+    """Return how many of the servers say that they serve now; one that is silent does not."""
+    answers = await asyncio.gather(
+        *(check(target, service, _CHECK_TIMEOUT_S) for target in targets)
+    )
+    return sum(answer.serving for answer in answers)
 
 
 async def wait_serving(target: str, service: str) -> None:

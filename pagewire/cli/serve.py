@@ -16,7 +16,13 @@ from dataclasses import replace
 from pagewire.cli.addresses import Addresses, choose_addresses
 from pagewire.cli.console import Console
 from pagewire.cli.installed import missing_service, missing_smg_proto
-from pagewire.cli.ready import GATEWAY_SERVICE, ready_line, wait_serving
+from pagewire.cli.ready import (
+    GATEWAY_SERVICE,
+    SCHEDULER_SERVICE,
+    count_serving,
+    ready_line,
+    wait_serving,
+)
 from pagewire.cli.stack import MODULES, plan_children, plan_environment
 from pagewire.cli.stack_config import ServeConfig, StackConfig
 from pagewire.cli.supervisor import Supervisor
@@ -128,11 +134,7 @@ async def _run(
             console.release()
             for address in addresses.vllm_grpc:
                 console.say(f"pagewire: VllmEngine for smg: grpc://{address}")
-            wants_key = bool(config.secrets.api_key or config.gateway.api_key_file)
-            model = config.engine.served_model_names[0]
-            num_replicas = config.stack.data_parallel_size
-            line = ready_line(addresses, model, wants_key=wants_key, num_replicas=num_replicas)
-            print(line, flush=True)
+            print(await _ready_line(config, addresses), flush=True)
             await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             console.gave_up(failed.result())
@@ -141,6 +143,20 @@ async def _run(
         return await _drain(config, supervisor, console, signals)
     finally:
         await cancel_and_wait(serving, failed, stopped)
+
+
+async def _ready_line(config: ServeConfig, addresses: Addresses) -> str:
+    num_replicas = config.stack.data_parallel_size
+    schedulers = [a for name, a in addresses.admin_listen.items() if name.startswith("scheduler")]
+    # The gateway is ready with the first of them.
+    num_up = await count_serving(schedulers, SCHEDULER_SERVICE) if num_replicas > 1 else None
+    return ready_line(
+        addresses,
+        config.engine.served_model_names[0],
+        wants_key=bool(config.secrets.api_key or config.gateway.api_key_file),
+        num_replicas=num_replicas,
+        num_up=num_up,
+    )
 
 
 async def _drain(

@@ -15,6 +15,7 @@ import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass
+from functools import cache
 from typing import Any
 
 from pagewire.kit.config_values import ValueKind
@@ -125,8 +126,12 @@ def _default(field: Field[Any]) -> Any:
     return field.default
 
 
+@cache
 def _field_texts(cls: type) -> dict[str, str]:
-    """Return the string literal under each field, of the class and its bases."""
+    """Return the string literal under each field, of the class and its bases; only to be read.
+
+    Kept, for it parses source: a stack of many replicas asks for each of their command lines.
+    """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.errors import InvalidRequestError, ServiceUnavailableError
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc.harness import ScriptedRunner
-from worker_svc.grammar_masks import GrammarMasks, MaskSource, no_masks
+from worker_svc.grammar_masks import MASKS_MISSING, GrammarMasks, MaskSource, no_masks
 from worker_svc.step import NAN_LOGITS, FailedRow, ModelRunnerOutput, NewRequest, SchedulerOutput
 from worker_svc.step_executor import StepDone, StepExecutor, StepFailure, StepLimits
 
@@ -205,6 +205,23 @@ def test_after_drafts_one_token_is_left_to_compute(num_sampled: int) -> None:
 
 def masks_of(handles: list[int], row_bytes: int = 13) -> GrammarMasks:
     return GrammarMasks(1, handles, np.zeros((len(handles), row_bytes), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_ordinary"), [(MASKS_MISSING, True), ("SOMETHING_ELSE", False)]
+)
+def test_masks_that_a_stream_takes_along_are_one_line(
+    executor: StepExecutor, caplog: pytest.LogCaptureFixture, reason: str, is_ordinary: bool
+) -> None:
+    def wait() -> GrammarMasks:
+        raise ServiceUnavailableError("the stream ends", reason=reason)
+
+    outcome = executor.execute(DRAFTED, wait)
+    assert isinstance(outcome, StepFailure) and outcome.reason == reason
+    (line,) = [r.msg for r in caplog.records if "step_failed" in str(r.msg)]
+    assert ("exception" in line, line.get("problem")) == (
+        (False, "the stream ends") if is_ordinary else (True, None)
+    )
 
 
 def test_masks_that_fit_reach_the_runner(executor: StepExecutor, runner: ScriptedRunner) -> None:

@@ -35,10 +35,14 @@ from worker_svc.worker import Worker
 class Setup:
     """A worker whose runners the test scripts, and calls to it."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, num_replicas_here: int = 1) -> None:
         self.config = config
         self.runner = ScriptedRunner()
-        self.worker = Worker(lambda config: self.runner, lease_timeout_s=WAIT_S)
+        self.worker = Worker(
+            lambda config: self.runner,
+            lease_timeout_s=WAIT_S,
+            num_replicas_here=num_replicas_here,
+        )
 
     def call(self, scheduler_id: str = "s1", **fields: object) -> InitializeCall:
         call = InitializeCall(scheduler_id, 1, self.config, self.config.digest(), 0, 1, 1)
@@ -147,6 +151,25 @@ async def test_too_little_memory_says_how_much_is_missing(
     monkeypatch.setattr(setup.runner, "available_kv_bytes", lambda: 1000)
     with pytest.raises(FailedPreconditionError, match="are missing; set --kv-cache-memory-bytes"):
         await setup.initialize()
+
+
+@pytest.mark.parametrize(("device", "given_bytes"), [("cpu", None), ("cpu", 2**19), ("sim", None)])
+async def test_replicas_of_a_machine_divide_what_it_has_left_for_kv(
+    tmp_path: Path, device: Any, given_bytes: int | None
+) -> None:
+    config = sim_config(write_model(tmp_path))
+    config = replace(
+        config,
+        device=replace(config.device, device=device),
+        cache=replace(config.cache, kv_cache_memory_bytes=given_bytes),
+    )
+    setup = Setup(config, num_replicas_here=4)
+    setup.worker.start()
+    found = await setup.initialize()
+    await setup.worker.shut_down(WAIT_S)
+    all_bytes = setup.runner.available_kv_bytes()
+    is_divided = (device, given_bytes) == ("cpu", None)
+    assert found.available_kv_cache_bytes == all_bytes // (4 if is_divided else 1)
 
 
 async def test_a_second_scheduler_is_refused_while_the_first_one_loads(setup: Setup) -> None:

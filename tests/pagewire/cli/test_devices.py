@@ -17,6 +17,8 @@ from pagewire.kit.config import ConfigError
         (None, 5, ["0,1", "2,3"]),
         (None, 0, [None, None]),
         ("", 4, [None, None]),
+        ("-1", 4, [None, None]),
+        ("3, 5,7,9,-1,2", 0, ["3,5", "7,9"]),
     ],
 )
 def test_each_replica_gets_the_next_devices(given, num_devices, expected):
@@ -25,7 +27,7 @@ def test_each_replica_gets_the_next_devices(given, num_devices, expected):
     ] == expected
 
 
-@pytest.mark.parametrize(("given", "num_devices"), [("0", 8), (None, 3)])
+@pytest.mark.parametrize(("given", "num_devices"), [("0", 8), (None, 3), ("4,5,6,-1,7", 8)])
 def test_too_few_devices_are_told_before_anything_starts(given, num_devices):
     with pytest.raises(ConfigError, match="needs 4 CUDA devices"):
         devices_of_replica(0, 2, 2, given, lambda: num_devices)

@@ -265,6 +265,24 @@ def test_replicas_divide_the_cores_unless_told_otherwise(monkeypatch):
     assert scheduler_threads("--data-parallel-size=2", "--num-threads=7") == {7}
 
 
+def test_workers_know_with_how_many_replicas_they_share_the_machine():
+    for flags, number in (((), 1), (("--data-parallel-size=3",), 3)):
+        children = plan(*flags)
+        workers = [
+            load_config(WorkerConfig, prog="x", argv=children[name], env={})
+            for name in children
+            if name.startswith("worker")
+        ]
+        assert [worker.replicas_on_machine for worker in workers] == [number] * number
+
+
+def test_workers_alone_are_told_where_traces_go():
+    children = plan("--data-parallel-size=2", "--profiler-dir=/traces")
+    told = {name for name, flags in children.items() if "--profiler-dir=/traces" in flags}
+    assert told == {"worker-0", "worker-1"}
+    assert not any("--profiler-dir" in flag for flags in plan().values() for flag in flags)
+
+
 def test_replicas_take_the_machines_cuda_devices_in_turn():
     config = load_config(
         ServeConfig,
