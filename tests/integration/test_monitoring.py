@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
+from pagewire.kit.metric_families import PREFIX
 from pagewire.kit.metrics import MetricsServer
 from tests.deploy.monitoring import JOBS, PROMETHEUS, dashboard_queries, rules, selectors, tool
 from tests.integration.services import (
@@ -22,6 +24,8 @@ from tests.integration.services import (
     samples_of,
     total_of,
 )
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 NUM_REQUESTS, PROMPT_LEN, OUTPUT_LEN = 3, 10, 7
 
@@ -43,6 +47,31 @@ async def test_every_metric_of_dashboards_and_alerts_exists() -> None:
             if name == "up":
                 continue  # Prometheus's own
             assert any(name in shown[job] for job in jobs), (name, jobs)
+
+
+async def test_the_table_in_docs_has_what_is_shown_and_nothing_else() -> None:
+    async with running_stack() as services:
+        await run_workload(services)
+        shown = {
+            f"{family.name}_total" if family.type == "counter" else family.name
+            for registries in services.registries.values()
+            for registry in registries
+            for family in registry.collect()
+        }
+    ours = {name for name in shown if name.startswith((PREFIX, "http_"))}
+    assert documented() == ours
+
+
+def documented() -> set[str]:
+    """The metrics that docs/metrics.md has rows for."""
+    found = set[str]()
+    for section in DOCS.read_text().split("\n## ")[1:]:
+        for line in section.splitlines():
+            if line.startswith("| `"):
+                for name in re.findall(r"`([a-z0-9_:]+)(?:\{[^`]*)?`", line.split("|")[1]):
+                    is_whole = name.startswith((PREFIX, "http_"))
+                    found.add(name if is_whole else PREFIX + name)
+    return found - {PREFIX}
 
 
 async def test_a_real_prometheus_finds_every_target_and_the_exact_figures(tmp_path: Path) -> None:
