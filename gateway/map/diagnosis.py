@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 
 from gateway.map.boxes import CLIENTS_ID, GATEWAY_ID
 from gateway.map.engine_rules import diagnose_engine
-from gateway.map.finding import Finding
+from gateway.map.finding import Finding, counted
 from gateway.map.situation import ProcessLoad, Situation
 
 MIN_SAMPLES = 3
 """Fewer say nothing."""
 IDLE_BELOW = 0.05
 """Requests, on average, below which there was nothing to do."""
-MIN_WAITING_THREADS = 1.0
+MIN_WAITING_THREADS = 0.5
 MIN_SHARE_STANDING = 0.5
 """Of all requests, those that stand at one box when it limits them."""
 MIN_TOKENIZING = 0.9
@@ -83,7 +83,7 @@ def _paused(situation: Situation) -> Finding | None:
     return Finding(
         "paused",
         ready[0].box,
-        f"every engine is paused or asleep: {_count(waiting, 'request')} wait until it goes on",
+        f"every engine is paused or asleep: {counted(waiting, 'request')} wait until it goes on",
         {"requests": waiting},
         ("EngineAdminService.Resume, or WakeUp after a sleep",),
     )
@@ -122,8 +122,10 @@ def _cpu_oversubscribed(situation: Situation) -> Finding | None:
 
 
 def _lacks_cores(loads: Sequence[ProcessLoad]) -> bool:
-    waiting = _waiting_threads(loads)
-    return waiting >= MIN_WAITING_THREADS and waiting >= sum(each.cores for each in loads)
+    """Whether one of them stands in the run queue for long, and all together wait more than run."""
+    worst = max(each.waiting_threads or 0.0 for each in loads)
+    cores = sum(each.cores for each in loads)
+    return worst >= MIN_WAITING_THREADS and _waiting_threads(loads) >= cores
 
 
 def _waiting_threads(loads: Sequence[ProcessLoad]) -> float:
@@ -134,11 +136,12 @@ def _slow_client(situation: Situation) -> Finding | None:
     blocked, live = situation.blocked, situation.live
     if blocked < MIN_SHARE_STANDING * max(live, 1.0):
         return None
+    answers, kept_kib = counted(blocked, "answer"), situation.unread_bytes / 1024
     return Finding(
         "slow-client",
         CLIENTS_ID,
-        f"clients do not read: {_count(blocked, 'answer')} of {live:.0f} wait for their client, not"
-        f" for us; {situation.unread_bytes / 1024:.0f} KiB of output are merged and kept for them",
+        f"clients do not read: {answers} of {live:.0f} wait for their client, not for us;"
+        f" {kept_kib:.0f} KiB of output are merged and kept for them",
         {"blocked": blocked, "live": live, "unread_bytes": situation.unread_bytes},
         (
             "look at the client, its network, and proxies that buffer",
@@ -159,8 +162,8 @@ def _tokenizer_bound(situation: Situation) -> Finding | None:
     return Finding(
         "tokenizer-bound",
         situation.tokenizer,
-        f"requests stand at the tokenizer: {_count(tokenizing, 'call')} under way, for"
-        f" {_count(live, 'request')}{work}",
+        f"requests stand at the tokenizer: {counted(tokenizing, 'call')} under way, for"
+        f" {counted(live, 'request')}{work}",
         why,
         (
             "--num-threads of the tokenizer, if its machine has free cores",
@@ -198,7 +201,7 @@ def _gateway_bound(situation: Situation) -> Finding | None:
 
 def _healthy(situation: Situation) -> Finding:
     busy = max((engine.busy_share for engine in situation.engines), default=0.0)
-    under_way = _count(situation.live, "request")
+    under_way = counted(situation.live, "request")
     return Finding(
         "healthy",
         "",
@@ -206,11 +209,6 @@ def _healthy(situation: Situation) -> Finding:
         " the time",
         {"live": situation.live, "worker_busy_share": busy},
     )
-
-
-def _count(number: float, what: str) -> str:
-    rounded = round(number)
-    return f"{rounded} {what}" if rounded == 1 else f"{rounded} {what}s"
 
 
 RULES: Sequence[Rule] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.map.finding import Finding
+from gateway.map.finding import Finding, counted
 from gateway.map.situation import EngineLoad
 
 PERSISTS = 0.75
@@ -42,7 +42,7 @@ def _kv_bound(engine: EngineLoad) -> Finding | None:
     lost = (
         f"{engine.preemptions_per_s:.1f} preemptions/s compute tokens again"
         if engine.preemptions_per_s
-        else f"{engine.waiting:.0f} requests wait for blocks"
+        else f"{counted(engine.waiting, 'request')} waiting for blocks"
     )
     return Finding(
         "kv-bound",
@@ -68,8 +68,8 @@ def _queue_bound(engine: EngineLoad) -> Finding | None:
     return Finding(
         "queue-bound",
         engine.box,
-        f"the batch is full: {engine.running:.0f} requests run, --max-num-seqs is"
-        f" {engine.max_num_seqs}, and {engine.waiting:.0f} wait, while the KV cache has room"
+        f"the batch is full with {counted(engine.running, 'request')}, --max-num-seqs is"
+        f" {engine.max_num_seqs}, and {engine.waiting:.0f} more wait, while the KV cache has room"
         f" ({engine.kv_usage:.0%} is held)",
         {
             "waiting": engine.waiting,
@@ -84,11 +84,12 @@ def _queue_bound(engine: EngineLoad) -> Finding | None:
 def _prefill_bound(engine: EngineLoad) -> Finding | None:
     if engine.waiting_share < PERSISTS:
         return None
+    waiting = counted(engine.waiting, "request")
     return Finding(
         "prefill-bound",
         engine.worker or engine.box,
-        f"prompts come faster than they are computed: {engine.waiting:.0f} requests wait, though"
-        f" the batch ({engine.running:.0f} of {engine.max_num_seqs}) and the KV cache have room",
+        f"prompts come faster than they are computed: {waiting} waiting, though the batch"
+        f" ({engine.running:.0f} of {engine.max_num_seqs}) and the KV cache have room",
         {"waiting": engine.waiting, "running": engine.running, "busy_share": engine.busy_share},
         (
             _MORE_REPLICAS.format(2),
@@ -135,7 +136,7 @@ def _worker_bound(engine: EngineLoad) -> Finding | None:
         "worker-bound",
         engine.worker or engine.box,
         f"the worker is never idle: it works {engine.busy_share:.0%} of the time, {part}, for"
-        f" {engine.running:.0f} running requests",
+        f" {counted(engine.running, 'running request')}",
         {
             "busy_share": engine.busy_share,
             "forward_share": engine.forward_share,

@@ -26,3 +26,9 @@ class Finding:
     """Those figures by name."""
     tries: Sequence[str] = ()
     """What may help, the best first; most are flags."""
+
+
+def counted(number: float, what: str) -> str:
+    """Return so many of them, in words for people."""
+    rounded = round(number)
+    return f"{rounded} {what}" if rounded == 1 else f"{rounded} {what}s"

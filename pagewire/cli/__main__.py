@@ -37,6 +37,7 @@ COMMANDS = (
     Command("bench", "bench.command", "put load on a server and show what its clients saw of it"),
     Command("profile", "profile", "what the workers spend their time on, and a trace of each"),
     Command("trace", "trace", "where the time of a request went, as a waterfall"),
+    Command("map", "map", "the boxes with live figures, and which one limits the others"),
     Command("log-level", "log_level", "change the log level of a service that runs"),
     Command("healthcheck", "healthcheck", "ask a service whether it serves; exit 0 or 1"),
     Command(

@@ -6,31 +6,21 @@ It asks a gateway over HTTP for the traces that it keeps; `waterfall` draws them
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.parse import quote
 
+from pagewire.cli.gateway_api import DEFAULT_URL, MIN_WIDTH, check_url, get_object, terminal_width
 from pagewire.cli.waterfall import draw_list, draw_trace
 from pagewire.kit.config import ConfigError, OneLineParser, add_arguments, from_namespace
-from pagewire.kit.errors import ServiceUnavailableError
-
-_MAX_ANSWER_BYTES = 64 * 1024 * 1024
-_MIN_WIDTH = 40
-_PLAIN_WIDTH = 100
-"""Of what is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceCommandConfig:
     """Show where the time of a request went, or without an id a list of the last requests."""
 
-    url: str = "http://127.0.0.1:8000"
+    url: str = DEFAULT_URL
     """The gateway's HTTP API."""
     api_key: str | None = field(default=None, repr=False, metadata={"secret": True})
     """Key to send, if the gateway wants one: SECRET, or NAME=SECRET as the gateway has it."""
@@ -47,10 +37,9 @@ class TraceCommandConfig:
     """Seconds for the gateway's answer."""
 
     def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https") or not urlsplit(self.url).netloc:
-            raise ValueError("url", self.url, "must begin with http:// or https:// and name a host")
-        if self.width is not None and self.width < _MIN_WIDTH:
-            raise ValueError("width", self.width, f"must be at least {_MIN_WIDTH}")
+        check_url(self.url)
+        if self.width is not None and self.width < MIN_WIDTH:
+            raise ValueError("width", self.width, f"must be at least {MIN_WIDTH}")
         if not 1 <= self.limit <= 1000:
             raise ValueError("limit", self.limit, "must be between 1 and 1000")
         if self.timeout_s <= 0:
@@ -70,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     if config.json:
         print(json.dumps(answer, indent=2))
         return 0
-    width = config.width or _width()
+    width = config.width or terminal_width()
     if namespace.id is not None:
         print(draw_trace(answer, width))
         return 0
@@ -91,37 +80,6 @@ def _ask_list(config: TraceCommandConfig) -> Mapping[str, Any]:
 
 
 def _get(config: TraceCommandConfig, path: str) -> Mapping[str, Any]:
-    """Return the JSON object that the gateway answers.
-
-    Raises:
-        ServiceUnavailableError: It does not, or answers an error.
-    """
-    request = Request(config.url.rstrip("/") + path)
-    if config.api_key is not None:
-        request.add_header("authorization", f"Bearer {config.api_key}")
-    try:
-        with urlopen(request, timeout=config.timeout_s) as response:
-            answer = json.loads(response.read(_MAX_ANSWER_BYTES))
-    except HTTPError as exc:
-        raise ServiceUnavailableError(_error_text(config, exc)) from exc
-    except (URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as exc:
-        reason = getattr(exc, "reason", exc)
-        message = f"no gateway answers at {config.url} ({reason}); name its HTTP API with --url"
-        raise ServiceUnavailableError(message) from exc
-    if not isinstance(answer, dict):
-        raise ServiceUnavailableError(f"what answers at {config.url} is no pagewire gateway")
-    return answer
-
-
-def _error_text(config: TraceCommandConfig, exc: HTTPError) -> str:
-    try:
-        message = str(json.loads(exc.read(_MAX_ANSWER_BYTES))["error"]["message"])
-    except (ValueError, LookupError, TypeError, OSError):
-        message = f"what answers at {config.url} has no traces (HTTP {exc.code})"
-    return f"{message} (--api-key)" if exc.code == 401 else message
-
-
-def _width() -> int:
-    if not sys.stdout.isatty():
-        return _PLAIN_WIDTH
-    return max(_MIN_WIDTH, shutil.get_terminal_size().columns)
+    return get_object(
+        config.url, path, api_key=config.api_key, timeout_s=config.timeout_s, what="traces"
+    )

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import ConsoleMessage, Page, Request, expect
+import pytest
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 WAIT_MS = 30_000
 """Bounds every wait for the page."""
+CHAT = "**/v1/chat/completions"
 # Chromium itself reports refusals that the page deals with.
 _REFUSAL = re.compile(r"Failed to load resource: .* status of (400|401) ")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run Debian's chromium; where it is not installed, the test is skipped and says so."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip(
+            "chromium is not installed, the web page is NOT tested: apt-get install chromium"
+        )
+    # Containers often give neither a sandbox nor a large /dev/shm; the pages are our own.
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()
 
 
 @dataclass
@@ -67,3 +96,13 @@ class Tab:
     def _note(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self._complaints.append(message.text)
+
+
+def add_to_requests(tab: Tab, **fields: Any) -> None:
+    """Add to the chats' bodies, on their way, what the page has no control for."""
+
+    def add(route: Route, request: Request) -> None:
+        body = json.loads(request.post_data or "") | fields
+        route.continue_(post_data=json.dumps(body))
+
+    tab.page.route(CHAT, add)

@@ -123,6 +123,9 @@ def test_every_verdict_is_reached() -> None:
 
 BELOW: dict[str, Situation] = {
     "threads wait a little": make_situation(processes=hogged(0.9, 0.2)),
+    "many wait a little": make_situation(
+        processes=[ProcessLoad(f"worker-{n}.0", "m", 0.05, 0.3) for n in range(9)]
+    ),
     "threads wait less than they run": make_situation(processes=hogged(3.0, 3.5)),
     "they wait on machines of their own": make_situation(
         processes=[
@@ -194,5 +197,5 @@ def test_the_replica_with_most_requests_is_named() -> None:
 
 def test_the_sentence_has_the_figures() -> None:
     finding = diagnose(make_situation(FULL))
-    assert "64 requests run, --max-num-seqs is 64, and 9 wait" in finding.summary
+    assert "full with 64 requests, --max-num-seqs is 64, and 9 more wait" in finding.summary
     assert finding.why == {"waiting": 9.0, "running": 64.0, "max_num_seqs": 64.0, "kv_usage": 0.3}

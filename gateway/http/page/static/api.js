@@ -18,6 +18,12 @@ export async function loadTrace(requestId, key) {
   return response.json();
 }
 
+/** The live map, as GET /v1/map answers it. */
+export async function getMap(key) {
+  const response = await request("/v1/map", key, {});
+  return response.json();
+}
+
 /**
  * Streams a chat's chunks. Leaving the loop, or the signal, ends the request.
  * @param {object} body of /v1/chat/completions, but for what makes it a stream

@@ -4,6 +4,7 @@ import { listModels } from "/static/api.js";
 import { Conversation } from "/static/conversation.js";
 import { Inspector } from "/static/inspector.js";
 import { KeyAsker } from "/static/key.js";
+import { MapView } from "/static/map.js";
 import { Settings } from "/static/settings.js";
 import { Transcript } from "/static/transcript.js";
 
@@ -15,6 +16,7 @@ const settings = new Settings();
 const keys = new KeyAsker(showModels);
 const transcript = new Transcript(inspector);
 const conversation = new Conversation({ transcript, settings, keys, onChange: showState });
+const map = new MapView(keys);
 
 function showState() {
   const { isRunning, isEmpty } = conversation;
@@ -64,6 +66,19 @@ element("clear").addEventListener("click", () => {
   prompt.focus();
 });
 
+/** The part of the page that the address names; what runs in the other one goes on. */
+function showTab() {
+  const tab = location.hash === "#map" ? "map" : "playground";
+  for (const link of document.querySelectorAll("[data-tab]")) {
+    if (link.dataset.tab === tab) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  element("playground").hidden = tab !== "playground";
+  map.isShown = tab === "map";
+}
+window.addEventListener("hashchange", showTab);
+
 showState();
+showTab();
 await showModels();
-if (!element("key-dialog").open) prompt.focus();
+if (!element("key-dialog").open && !location.hash) prompt.focus();
