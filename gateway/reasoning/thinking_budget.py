@@ -62,18 +62,24 @@ def num_open_tokens(
     """
     if begin in (Begin.ANSWER, Begin.EITHER):
         return None
-    start = _last_place(prompt_token_ids, tags.start_token_ids)
+    token_ids = list(prompt_token_ids)
+    start = _last_place(token_ids, tags.start_token_ids)
     if start is not None:
-        behind = prompt_token_ids[start + len(tags.start_token_ids) :]
+        behind = token_ids[start + len(tags.start_token_ids) :]
         if _last_place(behind, tags.end_token_ids) is None:
             return len(behind)
     # Some models reason although no tag says so.
     return 0 if begin is Begin.REASONING else None
 
 
-def _last_place(token_ids: Sequence[int], tag: Sequence[int]) -> int | None:
-    first, wanted = tag[0], list(tag)
-    for place in range(len(token_ids) - len(tag), -1, -1):
-        if token_ids[place] == first and list(token_ids[place : place + len(tag)]) == wanted:
-            return place
-    return None
+def _last_place(token_ids: list[int], tag: Sequence[int]) -> int | None:
+    # Backwards by `index`, which runs in C: a prompt may be long, and this is on the event loop.
+    backwards, wanted = token_ids[::-1], list(tag)[::-1]
+    place = -1
+    try:
+        while True:
+            place = backwards.index(wanted[0], place + 1)
+            if backwards[place : place + len(wanted)] == wanted:
+                return len(token_ids) - place - len(wanted)
+    except ValueError:
+        return None

@@ -82,9 +82,9 @@ class SamplingBatch:
 
     @property
     def processed_places(self) -> Ints:
-        """Indices of the places whose logits are changed, each once."""
+        """Indices of the places whose logits are changed, in rising order."""
         places = {row.place for row in self.processed}.union(self.forced)
-        return np.fromiter(places, np.int64, len(places))
+        return np.array(sorted(places), dtype=np.int64)
 
     def places_with(self, need: Need) -> Ints:
         """Indices of the places that have a need, in rising order."""

@@ -81,6 +81,13 @@ def test_what_a_budget_forces_comes_whatever_else_is_asked_for() -> None:
     assert processed([1, 2, 3, 4], thinking_budget=budget, **wishes) == [none, none, 0, none]
 
 
+def test_processed_places_are_those_of_either_kind_in_rising_order() -> None:
+    forced = {"thinking_budget": ThinkingBudget(0, (4,), (2,), 0)}
+    kinds: list[dict[str, Any]] = [forced, {"min_tokens": 1}, forced | {"min_tokens": 1}, {}]
+    batch = make_batch([make_row(**kinds[row % 4]) for row in range(40)])
+    assert batch.processed_places.tolist() == [row for row in range(40) if row % 4 < 3]
+
+
 def test_a_mask_goes_before_what_a_budget_forces() -> None:
     budget = ThinkingBudget(0, (4,), (2,), 0)
     values = [1, 2, -math.inf, 4]
