@@ -204,8 +204,14 @@ class ObservabilityConfig:
     kv_events_buffer: int = 1000
     """Batches of KV events, one a step at most, that are kept for subscribers to replay; 0: KV
     events are not served."""
+    kv_cache_metrics: bool = False
+    """Follow a sample of the KV blocks, for metrics of how long they live and lie unused."""
+    kv_cache_metrics_sample: float = 0.01
+    """Share of KV blocks in that sample."""
 
     def __post_init__(self) -> None:
+        sample = self.kv_cache_metrics_sample
+        check("kv_cache_metrics_sample", sample, 0 < sample <= 1, "must be in (0, 1]")
         interval = self.log_stats_interval_s
         check("log_stats_interval_s", interval, interval >= 0, "must not be negative")
         batches = self.kv_events_buffer

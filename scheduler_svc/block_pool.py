@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from scheduler_svc.block_lives import BlockLives
 from scheduler_svc.free_block_queue import FreeBlockQueue, KVCacheBlock
 
 NULL_BLOCK_ID = 0
@@ -54,6 +55,7 @@ class BlockPool:
         event_group_id: int = 0,
         enable_caching: bool = True,
         events: KvEventSink | None = None,
+        lives: BlockLives | None = None,
     ) -> None:
         """Make a pool of free blocks.
 
@@ -63,6 +65,7 @@ class BlockPool:
             event_group_id: The group whose hashes `events` is told of.
             enable_caching: Whether blocks can be made findable.
             events: Whom to tell.
+            lives: Who follows blocks, if anybody does.
         """
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: the null block alone takes one")
@@ -72,6 +75,7 @@ class BlockPool:
         """The step that is being planned; its owner counts it up."""
         self._enable_caching = enable_caching
         self._events = events
+        self._lives = lives
         self._free_queue = FreeBlockQueue(self.blocks[1:])
         self._event_group_id = event_group_id
         # By group: the same tokens have a block in each.
@@ -105,14 +109,18 @@ class BlockPool:
             ValueError: Fewer are free; callers check first.
         """
         blocks = self._free_queue.popleft_n(num_blocks)
+        if self._lives is not None:
+            self._lives.taken(blocks)
         for block in blocks:
             if block.block_hash is not None:
                 self._evict(block)
             block.ref_cnt = 1
         return blocks
 
-    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+    def touch(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Share cached blocks: they can't be evicted until freed again."""
+        if self._lives is not None:
+            self._lives.hit(blocks)
         for block in blocks:
             if block.ref_cnt == 0:
                 self._free_queue.remove(block)
@@ -196,6 +204,8 @@ class BlockPool:
                 for block in entry.values() if isinstance(entry, dict) else (entry,):
                     block.block_hash = None
             cached.clear()
+        if self._lives is not None:
+            self._lives.clear()
         if self._events is not None:
             self._events.all_cleared()
         return True

@@ -66,6 +66,7 @@ def core_request(add: scheduler_pb2.EngineAdd, client_id: int) -> EngineCoreRequ
         cache_salt=add.cache_salt or None,
         lora_digest=add.lora_digest or None,
         num_suspicions=add.suspicions,
+        traceparent=add.traceparent,
     )
 
 
@@ -94,6 +95,16 @@ def core_request_of_generate(
 def abort_stop(reason: int) -> Stop:
     """What an abort counts as: a stop string ends an output like a stop token does."""
     return _STOPPED if reason == common_pb2.ABORT_REASON_STOP_STRING else ABORTED
+
+
+def end_attributes(end: FinishedRequest) -> dict[str, str | int | float | bool]:
+    """Return what a span says of the end of a request, by OpenTelemetry's names where it has any."""
+    return {
+        "gen_ai.usage.prompt_tokens": end.num_prompt_tokens,
+        "gen_ai.usage.completion_tokens": end.num_output_tokens,
+        "cached_tokens": end.num_cached_tokens,
+        "finish_reason": end.reason.value if isinstance(end.reason.value, str) else end.reason.name,
+    }
 
 
 def pause_mode(mode: int) -> PauseMode:
@@ -190,6 +201,10 @@ def _set_figures(
     message.num_accepted_tokens = stats.num_accepted_tokens
     message.num_accepted_tokens_per_pos.extend(stats.num_accepted_tokens_per_pos)
     _set_histogram(message.iteration_tokens, counters.iteration_tokens)
+    if (lives := core.block_lives) is not None:
+        _set_histogram(message.kv_block_lifetime, lives.lifetime)
+        _set_histogram(message.kv_block_idle_before_evict, lives.idle_before_evict)
+        _set_histogram(message.kv_block_reuse_gap, lives.reuse_gap)
     message.max_num_seqs = core.config.scheduler.max_num_seqs
     _set_timings(message.steps, counters.steps, since_ns=0)
     for pulse in core.worker_pulses():

@@ -19,6 +19,7 @@ from pagewire.engine_config import EngineConfig
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError
 from pagewire.kit.logs import get_logger
 from scheduler_svc.admission import check_grammar_size
+from scheduler_svc.block_lives import BlockLives
 from scheduler_svc.drafter import make_drafter
 from scheduler_svc.engine_info import EngineInfo, engine_fingerprint, make_limits
 from scheduler_svc.engine_state import EngineCounters, EngineState, OutputSink
@@ -94,6 +95,11 @@ class EngineCore:
         self._quiet = QuietWaiter()
         self.liveness = LivenessGuard()
         self.kv_events = _make_kv_events(config)
+        observed = config.observability
+        self.block_lives = (
+            BlockLives(observed.kv_cache_metrics_sample) if observed.kv_cache_metrics else None
+        )
+        """Of a sample of KV blocks, where it is asked for."""
         self._steps = StepPipeline(
             self,
             executor,
@@ -302,6 +308,7 @@ class EngineCore:
                 make_limits(self.config, facts, plan),
                 self.kv_events,
                 make_drafter(self.config.speculative),
+                self.block_lives,
             )
             fingerprint_of_tokens = facts.model_info.tokenizer_fingerprint
             self._grammars.open(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scheduler_svc.block_lives import BlockLives
 from scheduler_svc.block_pool import BlockPool, KvEventSink
 from scheduler_svc.block_tables import BlockTables, check_tables
 from scheduler_svc.kv_cache_groups import ONE_FULL_GROUP, KvCacheGroups
@@ -58,6 +59,7 @@ class KVCacheManager:
         max_step_tokens: int = 1,
         enable_caching: bool = True,
         events: KvEventSink | None = None,
+        lives: BlockLives | None = None,
     ) -> None:
         """Make a manager of no tables.
 
@@ -69,6 +71,7 @@ class KVCacheManager:
                 of a step; bounds what a reservation counts for a window.
             enable_caching: Whether requests share blocks.
             events: Hears of the first full group, else of the first.
+            lives: Follows blocks, if anybody does.
         """
         self.block_size = block_size
         self.stats = PrefixCacheStats()
@@ -85,7 +88,9 @@ class KVCacheManager:
             event_group_id=self._event_group_id,
             enable_caching=enable_caching,
             events=events,
+            lives=lives,
         )
+        self._lives = lives
         self._tables: dict[str, BlockTables] = {}
 
     @property
@@ -213,9 +218,11 @@ class KVCacheManager:
         self.flush_events()
         return reset
 
-    def begin_step(self, step: int) -> None:
-        """Note which step the next calls plan."""
+    def begin_step(self, step: int, now_s: float = 0.0) -> None:
+        """Note which step the next calls plan, and when."""
         self._pool.step = step
+        if self._lives is not None:
+            self._lives.now_s = now_s
 
     def flush_events(self) -> None:
         """Let go of the events so far: they are those of a step, or of a change between two."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from scheduler_svc.block_lives import BlockLives
 from scheduler_svc.block_pool import KvEventSink
 from scheduler_svc.drafter import Drafter
 from scheduler_svc.grammar import Grammar
@@ -46,6 +47,7 @@ class Scheduler:
         limits: SchedulerLimits,
         events: KvEventSink | None = None,
         drafter: Drafter | None = None,
+        lives: BlockLives | None = None,
     ) -> None:
         self.limits = limits
         self.pause_state = PauseState.UNPAUSED
@@ -56,6 +58,7 @@ class Scheduler:
             max_step_tokens=limits.max_step_tokens,
             enable_caching=limits.enable_prefix_caching,
             events=events,
+            lives=lives,
         )
         self._live = LiveRequests(limits, self.kv_cache)
         self._speculation = Speculation(drafter, self.kv_cache, limits)
@@ -170,7 +173,7 @@ class Scheduler:
         paused = self.pause_state
         budget = 0 if paused is PauseState.PAUSED_ALL else self.limits.max_num_batched_tokens
         plan = StepPlan(budget)
-        self.kv_cache.begin_step(self._step + 1)
+        self.kv_cache.begin_step(self._step + 1, now_s)
         self._schedule_running(plan)
         if paused is PauseState.UNPAUSED and not plan.preempted_req_ids:
             self._schedule_waiting(plan, now_s)

@@ -57,6 +57,8 @@ class EngineOptions(TypedDict, total=False):
     # ObservabilityConfig
     log_stats_interval_s: float
     kv_events_buffer: int
+    kv_cache_metrics: bool
+    kv_cache_metrics_sample: float
     # SpeculativeConfig
     speculative_method: Literal["none", "ngram"]
     num_speculative_tokens: int

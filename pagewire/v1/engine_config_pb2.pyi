@@ -293,17 +293,23 @@ class ObservabilityConfig(_message.Message):
 
     LOG_STATS_INTERVAL_S_FIELD_NUMBER: _builtins.int
     KV_EVENTS_BUFFER_FIELD_NUMBER: _builtins.int
+    KV_CACHE_METRICS_FIELD_NUMBER: _builtins.int
+    KV_CACHE_METRICS_SAMPLE_FIELD_NUMBER: _builtins.int
     log_stats_interval_s: _builtins.float
     kv_events_buffer: _builtins.int
+    kv_cache_metrics: _builtins.bool
+    kv_cache_metrics_sample: _builtins.float
     def __init__(
         self,
         *,
         log_stats_interval_s: _builtins.float = ...,
         kv_events_buffer: _builtins.int = ...,
+        kv_cache_metrics: _builtins.bool = ...,
+        kv_cache_metrics_sample: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_events_buffer", b"kv_events_buffer", "log_stats_interval_s", b"log_stats_interval_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_cache_metrics", b"kv_cache_metrics", "kv_cache_metrics_sample", b"kv_cache_metrics_sample", "kv_events_buffer", b"kv_events_buffer", "log_stats_interval_s", b"log_stats_interval_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

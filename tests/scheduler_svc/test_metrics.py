@@ -1,7 +1,9 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 
+from pagewire.engine_config import ObservabilityConfig
 from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.pause import PauseMode
+from tests.scheduler_svc.fakes import make_config
 from tests.scheduler_svc.test_engine_core import Engine, running
 
 
@@ -72,3 +74,22 @@ async def test_the_cache_is_described_by_its_settings_and_sizes():
     concurrency = (plan.num_blocks - 1) * plan.block_size / plan.max_model_len
     assert float(sample.labels["kv_cache_max_concurrency"]) == round(concurrency, 4)
     assert sample.labels["kv_cache_size_tokens"] == str((plan.num_blocks - 1) * plan.block_size)
+
+
+async def test_lives_of_blocks_are_shown_where_they_are_asked_for():
+    observability = ObservabilityConfig(kv_cache_metrics=True, kv_cache_metrics_sample=1.0)
+    config = replace(make_config(num_gpu_blocks_override=17), observability=observability)
+    async with running(Engine(config)) as engine:
+        for first in (1, 1, 20, 40):
+            request_id = engine.add(range(first, first + 30), max_tokens=20, ignore_eos=True)
+            await engine.client.wait_finished(request_id)
+        metrics = {metric.name: metric for metric in EngineCollector(engine.core).collect()}
+    for name in ("kv_block_lifetime_seconds", "kv_block_reuse_gap_seconds"):
+        samples = metrics[f"pagewire:{name}"].samples
+        assert next(s.value for s in samples if s.name.endswith("_count")) > 0
+
+
+async def test_lives_of_blocks_are_not_shown_otherwise():
+    async with running() as engine:
+        metrics = {metric.name: metric for metric in EngineCollector(engine.core).collect()}
+    assert not metrics["pagewire:kv_block_lifetime_seconds"].samples
