@@ -12,6 +12,7 @@ import re
 import sys
 import urllib.request
 from collections.abc import Iterable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def ask(source: str, packages: list[tuple[str, str]]) -> list[list[str]]:
 
     Raises:
         OSError: The source cannot be reached.
+        HTTPException: It speaks no HTTP, or stops in the middle.
         ValueError: It answers something else.
     """
     found: list[list[str]] = []
@@ -70,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     packages = pins(options.files or sorted((ROOT / "constraints").glob("*.txt")))
     try:
         weaknesses = ask(options.source, packages)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = getattr(error, "reason", error)
         print(f"audit: NOT DONE: {options.source} gives no answer of use: {reason}")
         return 0

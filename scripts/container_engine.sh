@@ -7,19 +7,36 @@
 #   scripts/container_engine.sh down          stop it and remove all that it made
 #
 # If an engine answers already, `up` and `env` leave it at that. Base images are pulled; if no registry can be reached,
-# stand-ins are made from Debian's packages. Everything lives in $PAGEWIRE_ENGINE_DIR (default: /tmp/pagewire-engine). The
-# machine's firewall is left alone, so containers reach each other and this machine their ports, but builds reach no package
+# stand-ins are made from Debian's packages. Everything lives in $PAGEWIRE_ENGINE_DIR (default: /var/lib/pagewire-engine), a
+# folder of ours alone: whoever else could write there would have what root runs. The machine's firewall is left alone, so containers reach each other and this machine their ports, but builds reach no package
 # index: they take wheels from a folder (scripts/download_wheels.py).
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin DEBIAN_FRONTEND=noninteractive
-dir=${PAGEWIRE_ENGINE_DIR:-/tmp/pagewire-engine}
+dir=${PAGEWIRE_ENGINE_DIR:-/var/lib/pagewire-engine}
 socket=$dir/docker.sock
 
 fail() { echo "error: no Docker Engine: $1" >&2; exit 1; }
 
 answers() { timeout 10 docker version >/dev/null 2>&1; }
 
-has_own() { [ -S "$socket" ] && DOCKER_HOST=unix://$socket answers; }
+# Whether nobody but us can have put anything there: the folder itself, and each one above it.
+is_private() {
+  local path=$1 mode
+  [ ! -L "$path" ] && [ -d "$path" ] && [ "$(stat -c %a "$path")" = 700 ] && [ -O "$path" ] || return 1
+  while [ "$path" != / ]; do
+    path=$(dirname "$path")
+    mode=$(stat -c %a "$path")
+    case $(stat -c %u "$path") in 0 | "$(id -u)") ;; *) return 1 ;; esac
+    # Where others may write, none of them may move what is ours: the sticky bit.
+    [ $((0$mode & 022)) = 0 ] || [ $((0$mode & 01000)) != 0 ] || return 1
+  done
+}
+
+check_private() {
+  is_private "$dir" || fail "$dir is not a folder of ours alone (mode 700); remove it, or set PAGEWIRE_ENGINE_DIR to another"
+}
+
+has_own() { is_private "$dir" && [ -S "$socket" ] && DOCKER_HOST=unix://$socket answers; }
 
 install_engine() {
   command -v dockerd >/dev/null && command -v iptables >/dev/null && return
@@ -31,7 +48,9 @@ install_engine() {
 
 start_engine() {
   [ "$(id -u)" = 0 ] || fail "starting one takes root"
-  mkdir -p "$dir"
+  mkdir -p "$(dirname "$dir")"
+  mkdir -m 700 "$dir" 2>/dev/null || true  # somebody else's is found out next
+  check_private
   [ -e /sys/class/net/docker0 ] || touch "$dir/made-docker0"
   setsid dockerd --data-root "$dir/data" --exec-root "$dir/exec" --pidfile "$dir/dockerd.pid" --host "unix://$socket" \
     --iptables=false --ip6tables=false >"$dir/dockerd.log" 2>&1 </dev/null &
@@ -87,8 +106,10 @@ stop_engine() {
 }
 
 down() {
+  [ -e "$dir" ] || [ -L "$dir" ] || return 0
+  check_private
   # One that ends meanwhile is no reason to leave the engine running.
-  { has_own && DOCKER_HOST=unix://$socket docker ps --quiet | DOCKER_HOST=unix://$socket xargs --no-run-if-empty docker kill >/dev/null; } || true
+  { has_own && DOCKER_HOST=unix://$socket timeout 60 docker ps --quiet | DOCKER_HOST=unix://$socket timeout 60 xargs --no-run-if-empty docker kill >/dev/null; } || true
   stop_engine
   awk -v d="$dir/" 'index($2, d) == 1 {print $2}' /proc/mounts | sort --reverse | xargs --no-run-if-empty --max-args=1 umount
   if [ -e "$dir/made-docker0" ]; then ip link delete docker0 2>/dev/null || true; fi

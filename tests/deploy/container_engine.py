@@ -24,6 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TAG = f"test-{os.getpid()}"
 BUILD_TIMEOUT_S = 1800
 COMMAND_TIMEOUT_S = 600
+PULL_TIMEOUT_S = 120
+PYTHON_IMAGE = "python:3.11-slim-bookworm"
+COMPILER_IMAGE = "python:3.11-bookworm"
+"""What deploy/Dockerfile begins from."""
 _CONTEXT = (
     ".dockerignore",
     "compose.yaml",
@@ -47,6 +51,21 @@ def require_engine() -> None:
             "containers are NOT tested, no Docker Engine answers: scripts/container_engine.sh up",
             allow_module_level=True,
         )
+
+
+def require_images(*names: str) -> None:
+    """Skip, loudly, where the engine has a base image neither here nor from a registry."""
+    for name in names:
+        if _docker("image", "inspect", name, check=False).returncode == 0:
+            continue
+        try:
+            pulled = _docker("pull", "--quiet", name, timeout_s=PULL_TIMEOUT_S, check=False)
+            if pulled.returncode == 0:
+                continue
+            reason = pulled.stderr.strip()[-200:] or "it cannot be pulled"
+        except subprocess.TimeoutExpired:
+            reason = "no registry answers in time"
+        pytest.skip(f"containers are NOT tested, the engine has no {name}: {reason}")
 
 
 def docker(*arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:

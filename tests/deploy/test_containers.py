@@ -18,7 +18,16 @@ import pytest
 
 from pagewire.kit.channels import open_channel
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
-from tests.deploy.container_engine import TAG, build, docker, inspect, make_context, require_engine
+from tests.deploy.container_engine import (
+    PYTHON_IMAGE,
+    TAG,
+    build,
+    docker,
+    inspect,
+    make_context,
+    require_engine,
+    require_images,
+)
 from tests.deploy.container_stack import WAIT_S, ComposeStack, compose_stack
 from tests.e2e.requests import alone, generate, sim_request
 
@@ -50,6 +59,7 @@ KILLED = 128 + signal.SIGKILL
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The images of this test run; gives the folder that they were built from."""
+    require_images(PYTHON_IMAGE)
     extras = ("gateway", "tokenizer", "scheduler", "worker-sim")
     context = make_context(tmp_path_factory.mktemp("containers"), extras)
     names = [build(context, target) for target in IMAGES]

@@ -14,12 +14,15 @@ import httpx
 import pytest
 
 from tests.deploy.container_engine import (
+    COMPILER_IMAGE,
+    PYTHON_IMAGE,
     ROOT,
     TAG,
     build,
     docker,
     make_context,
     require_engine,
+    require_images,
     run,
 )
 from tests.deploy.container_stack import ComposeStack, compose_stack
@@ -42,6 +45,7 @@ ANSWER_TIMEOUT_S = 600.0
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    require_images(PYTHON_IMAGE, COMPILER_IMAGE)
     context = make_context(
         tmp_path_factory.mktemp("model"), ("gateway", "tokenizer", "scheduler", "worker")
     )

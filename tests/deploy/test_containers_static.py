@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,14 @@ import pytest
 from gateway.config import GatewayConfig
 from pagewire.cli.healthcheck import HealthcheckConfig
 from pagewire.kit.config import load_config
-from tests.deploy.container_engine import ROOT, compose_command, run
+from tests.deploy import container_engine
+from tests.deploy.container_engine import (
+    COMPILER_IMAGE,
+    PYTHON_IMAGE,
+    ROOT,
+    compose_command,
+    run,
+)
 from tests.deploy.dockerfile import Stage, read_dockerfile, with_bases
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
@@ -52,6 +63,54 @@ def test_every_build_argument_has_a_default_that_works() -> None:
         assert all("=" in argument.text for argument in stage.all("ARG")), stage.name
         used = re.findall(r"\$\{(\w+)\}", stage.base)
         assert set(used) <= arguments
+
+
+def test_the_base_images_are_those_that_tests_ask_for() -> None:
+    defaults = dict(each.text.split("=", 1) for each in HEADER)
+    assert defaults == {"PYTHON_IMAGE": PYTHON_IMAGE, "COMPILER_IMAGE": COMPILER_IMAGE}
+
+
+@pytest.mark.parametrize(
+    ("here", "pulled", "is_skipped"), [(0, 1, False), (1, 0, False), (1, 1, True)]
+)
+def test_an_engine_without_a_base_image_is_none(
+    monkeypatch: pytest.MonkeyPatch, here: int, pulled: int, is_skipped: bool
+) -> None:
+    def answer(verb: str, *_: str, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], here if verb == "image" else pulled, "", "no route")
+
+    monkeypatch.setattr(container_engine, "_docker", answer)
+    if not is_skipped:
+        container_engine.require_images(PYTHON_IMAGE)
+        return
+    with pytest.raises(pytest.skip.Exception, match=f"NOT tested.* no {PYTHON_IMAGE}: no route"):
+        container_engine.require_images(PYTHON_IMAGE)
+
+
+@pytest.mark.parametrize(("kernels", "is_built"), [("required", False), ("optional", True)])
+def test_a_worker_without_kernels_is_built_only_where_it_is_asked_for(
+    tmp_path: Path, kernels: str, is_built: bool
+) -> None:
+    """As the builder runs it, with a compiler that fails."""
+    (line,) = STAGES["kernels"].all("RUN")
+    (default,) = [a.text for a in STAGES["kernels"].all("ARG")]
+    assert default == "KERNELS=required"
+    (tmp_path / "worker_svc").mkdir()
+    (tmp_path / "worker_svc" / "__init__.py").touch()
+    ignored = shutil.ignore_patterns("*.so", "__pycache__", ".build-*")
+    shutil.copytree(ROOT / "worker_svc" / "cpu", tmp_path / "worker_svc" / "cpu", ignore=ignored)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {"PATH": path, "CXX": "false", "KERNELS": kernels}
+    done = subprocess.run(
+        ["sh", "-c", line.text],
+        cwd=tmp_path,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode == 0) is is_built, done.stderr
+    assert ("--build-arg KERNELS=optional" in done.stderr) is not is_built
 
 
 @pytest.mark.parametrize("target", FOLDERS)

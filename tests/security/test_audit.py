@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import pytest
@@ -74,4 +75,23 @@ def test_our_own_pins_are_all_asked_for(main, source, capsys):
 
 def test_a_source_that_cannot_be_reached_is_told_and_holds_nothing_up(main, capsys):
     assert main(["--source", "http://127.0.0.1:1"]) == 0
+    assert "NOT DONE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{", b""],
+    ids=["no HTTP", "half an answer", "nothing"],
+)
+def test_a_source_that_is_none_is_told_and_holds_nothing_up(main, capsys, answer):
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert main(["--source", f"http://127.0.0.1:{server.server_address[1]}"]) == 0
+        thread.join()
     assert "NOT DONE" in capsys.readouterr().out
