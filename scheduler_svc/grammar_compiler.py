@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from pagewire.engine_config import StructuredOutputsConfig
 from pagewire.kit.logs import get_logger
+from pagewire.kit.rust_panics import RustPanicsRaised
 from pagewire.kit.tasks import TaskOwner
 from pagewire.kit.tls import PeerTls
 from pagewire.sampling_params import StructuredOutputs
@@ -228,7 +229,8 @@ class GrammarCompiler:
 
     async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         call = partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._compile_pool, call)
+        with RustPanicsRaised():
+            return await asyncio.get_running_loop().run_in_executor(self._compile_pool, call)
 
     def _timeout_error(self) -> GrammarError:
         timeout_s = self._config.grammar_compile_timeout_s
@@ -289,7 +291,8 @@ def _make_masks(jobs: Sequence[MaskJob]) -> list[bytes | GrammarError]:
 
 def _mask_or_error(grammar: Grammar, drafts: Sequence[int]) -> bytes | GrammarError:
     try:
-        return grammar.masks(drafts)
+        with RustPanicsRaised():
+            return grammar.masks(drafts)
     except GrammarError as error:
         return error
     except Exception as exc:

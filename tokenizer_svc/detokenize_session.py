@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagewire.kit.logs import get_logger
+from pagewire.kit.rust_panics import RustPanicsRaised
 from pagewire.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer
 from tokenizer_svc.metrics import TokenizerCounters
@@ -164,9 +165,10 @@ class DetokenizeSession:
             # A stop string or an error closed it while these tokens were on their way.
             return
         try:
-            text, stop_hit = detokenizer.append(
-                token_ids, last_is_stop_token=last_is_stop_token, end=end
-            )
+            with RustPanicsRaised():
+                text, stop_hit = detokenizer.append(
+                    token_ids, last_is_stop_token=last_is_stop_token, end=end
+                )
         except Exception:
             # A bug or a broken decoder: it ends this request only.
             _log.exception("request cannot be detokenized")

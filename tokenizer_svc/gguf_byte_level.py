@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pagewire.gguf import GgufError
+from pagewire.kit.rust_panics import RustPanicsRaised
 from tokenizer_svc.gguf_fields import GgufVocabulary
 
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -62,9 +63,10 @@ def byte_level_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
         raise GgufError("a byte-level tokenizer needs tokenizer.ggml.merges")
     tokens = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     try:
-        model = models.BPE(
-            vocab=tokens, merges=list(vocabulary.merges), ignore_merges=rule.ignore_merges
-        )
+        with RustPanicsRaised():
+            model = models.BPE(
+                vocab=tokens, merges=list(vocabulary.merges), ignore_merges=rule.ignore_merges
+            )
     except Exception as error:  # the library raises bare Exception for merges of unknown tokens
         raise GgufError(f"tokenizer.ggml.merges does not fit the tokens: {error}") from error
     tokenizer = Tokenizer(model)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pagewire.gguf import GgufError
+from pagewire.kit.rust_panics import RustPanicsRaised
 from tokenizer_svc.gguf_fields import GgufVocabulary, TokenType
 
 SPACE = "\u2581"
@@ -71,13 +72,14 @@ def _model(vocabulary: GgufVocabulary, gemma: bool) -> models.BPE:
             raise GgufError("a SentencePiece tokenizer needs tokenizer.ggml.scores or merges")
         merges = merges_from_scores(tokens, list(scores), list(vocabulary.token_types))
     try:
-        return models.BPE(
-            vocab=ids,
-            merges=merges,
-            unk_token=vocabulary.token(vocabulary.unk_token_id),
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+        with RustPanicsRaised():
+            return models.BPE(
+                vocab=ids,
+                merges=merges,
+                unk_token=vocabulary.token(vocabulary.unk_token_id),
+                fuse_unk=True,
+                byte_fallback=True,
+            )
     except Exception as error:  # the library raises bare Exception for merges of unknown tokens
         raise GgufError(f"the merges do not fit the tokens: {error}") from error
 

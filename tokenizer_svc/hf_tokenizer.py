@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from pagewire.kit.rust_panics import RustPanicError, RustPanicsRaised
 from tokenizer_svc.gguf_tokenizer import bos_eos_processor
 from tokenizer_svc.model_files import TOKENIZER_FILE, TokenizerFilesError
 from tokenizer_svc.model_tokenizer import ModelTokenizer
@@ -43,8 +44,16 @@ def load_tokenizer(files: Mapping[str, bytes], fingerprint: str) -> ModelTokeniz
     config = _json(files, "tokenizer_config.json")
     tokenizer = _rust_tokenizer(files[TOKENIZER_FILE])
     try:
-        return _build(tokenizer, files, config, fingerprint)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        with RustPanicsRaised():
+            return _build(tokenizer, files, config, fingerprint)
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        OverflowError,
+        RustPanicError,
+    ) as error:
         raise TokenizerFilesError(
             f"{TOKENIZER_FILE} or tokenizer_config.json has an unknown form: {error}"
         ) from error
@@ -84,7 +93,8 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 def _rust_tokenizer(content: bytes) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_buffer(content)
+        with RustPanicsRaised():
+            tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise TokenizerFilesError(f"{TOKENIZER_FILE} cannot be loaded: {error}") from error
     tokenizer.no_truncation()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pagewire.kit.busy_meter import BusyMeter
 from pagewire.kit.errors import QueueFullError
+from pagewire.kit.rust_panics import RustPanicsRaised
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class WorkPool:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _work(self, run: Callable[..., T], *arguments: Any) -> T:
-        with self.busy.working():
+        with self.busy.working(), RustPanicsRaised():
             return run(*arguments)
 
     def _on_done(self, loop: asyncio.AbstractEventLoop, _job: Future[Any]) -> None:

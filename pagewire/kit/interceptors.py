@@ -26,6 +26,7 @@ from pagewire.kit.errors import (
 from pagewire.kit.logs import get_logger
 from pagewire.kit.metrics import RpcMetrics
 from pagewire.kit.rpc_handlers import Context, Handler, refuse_undecodable, wrap_handler
+from pagewire.kit.rust_panics import RustPanicsRaised
 
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
@@ -95,7 +96,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 @asynccontextmanager
 async def _mapped_errors(method: str, context: Context) -> AsyncIterator[None]:
     try:
-        yield
+        with RustPanicsRaised():
+            yield
     except grpc.aio.AbortError:
         raise
     except asyncio.CancelledError as exc:

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from pagewire.kit.errors import PagewireError
 from pagewire.kit.logs import get_logger
 
 T = TypeVar("T")
@@ -34,9 +35,17 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
             cancelled = exc
     for task in tasks:
         if not task.cancelled() and (failure := task.exception()) is not None:
-            log.warning("task_failed_on_cancel", task=task.get_name(), exc_info=failure)
+            _log_late_failure(task.get_name(), failure)
     if cancelled is not None:
         raise cancelled
+
+
+def _log_late_failure(name: str, failure: BaseException) -> None:
+    if isinstance(failure, PagewireError):
+        # It was about to end its call for this reason, which another one came before.
+        log.info("task_ended_on_cancel", task=name, reason=failure.reason)
+    else:
+        log.warning("task_failed_on_cancel", task=name, exc_info=failure)
 
 
 class TaskOwner:

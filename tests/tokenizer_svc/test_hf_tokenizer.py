@@ -122,11 +122,23 @@ def test_the_configurations_templates_are_read() -> None:
     assert load({"chat_template": named}).chat_templates == {"default": "A", "tool_use": "B"}
 
 
+PANICKING = {
+    "model": {
+        "type": "BPE",
+        "vocab": {"a": 0, "b": 1, "ab": 2},
+        "merges": [["a", "b"]],
+        "continuing_subword_prefix": "##",
+    }
+}
+
+
 @pytest.mark.parametrize(
     ("files", "named"),
     [
         ({"tokenizer.json": b"{"}, r"tokenizer\.json"),
         ({"tokenizer.json": {"model": {"type": "?", "vocab": {}}}}, r"tokenizer\.json"),
+        # The library panics: a merge's second part is shorter than the prefix.
+        ({"tokenizer.json": PANICKING}, r"tokenizer\.json"),
         ({"tokenizer_config.json": b"[]"}, r"tokenizer_config\.json"),
         ({"generation_config.json": b"\xff"}, r"generation_config\.json"),
         ({"tokenizer_config.json": {"added_tokens_decoder": {"x": {}}}}, "unknown form"),

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from pagewire.kit.errors import InvalidRequestError
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 
 
@@ -105,3 +106,22 @@ async def test_a_cancelled_closer_still_waits_for_its_tasks_and_stays_cancelled(
     with pytest.raises(asyncio.CancelledError):
         await closer
     assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    ("failure", "level"),
+    [(InvalidRequestError("bad", reason="X", field="y"), "INFO"), (LookupError("no"), "WARNING")],
+)
+async def test_a_failure_on_the_way_out_is_told_as_what_it_is(failure, level, caplog):
+    async def fail_late() -> None:
+        try:
+            await forever()
+        finally:
+            raise failure
+
+    caplog.set_level("INFO", "pagewire.kit.tasks")
+    task = asyncio.create_task(fail_late())
+    await asyncio.sleep(0)
+    await cancel_and_wait(task)
+    (record,) = caplog.records
+    assert record.levelname == level
