@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/setup.stamp
 PYTHON := $(shell for p in python3.11 python3; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
-# Of `make run` and `make bench`: make run ARGS="--model DIRECTORY --port 9000"
+# Of `make run`, `make bench` and `make bench-smoke`: make run ARGS="--model DIRECTORY --port 9000"
 ARGS ?=
 # Tests that run at once: most of them wait for processes that they start. A file's tests share what
 # they start, so they stay together; `pytest` alone runs everything in one process.
@@ -13,7 +13,7 @@ JOBS ?= 2
 AT_ONCE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup kernels run test test-long test-cuda exactness chaos structured clients audit fuzz check lint type fmt protos bench clean containers wheels
+.PHONY: help setup kernels run test test-long test-cuda exactness chaos structured clients audit fuzz check lint type fmt protos bench bench-smoke clean containers wheels
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -92,7 +92,10 @@ fmt: setup ## format code and protos
 protos: setup ## generate the stubs in pagewire/v1 from protos/
 	$(BIN)/python scripts/generate_protos.py
 
-bench: setup ## a short load test of a fresh stack: tokens/s and latencies
+bench: setup ## ours and each peer that is installed, in turns (docs/benchmarks.md; python -m benchmarks.peers.environments)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-smoke: setup ## a short load test of a fresh stack: tokens/s and latencies
 	$(BIN)/python benchmarks/smoke_throughput.py --start-stack $(ARGS)
 
 clean: ## remove environments and caches

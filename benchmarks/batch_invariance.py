@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scheduler_step import machine
+from pagewire.kit.machine import describe_machine
 
 KINDS = ("free", "float32", "batch_invariant")
 NUM_ROWS = (1, 8, 32)
@@ -166,7 +166,7 @@ def main() -> None:
             kind.end()
     report = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "options": {
             "model": options.model,

@@ -1,4 +1,4 @@
-"""CPU time a token of each service, and tokens/s, with a worker that computes nothing.
+"""CPU time a token of each service, and tokens/s, with a worker that computes next to nothing.
 
     python benchmarks/control_plane.py --output benchmarks/results/control_plane-DATE.json
     python benchmarks/control_plane.py --tree /tmp/before --tree . --rounds 5
@@ -7,7 +7,10 @@ With several trees (checkouts of this repository) a stack of each runs, and thei
 turns, so that their ratio survives a machine that changes its speed; the client is this tree's.
 CPU time is read from /proc before and after each measure, admission and prefill included. With a
 step time of zero the scheduler is faster than any client, so outputs merge; a step time at which
-the services keep up (messages a token near 1) tells what one message a token costs.
+the services keep up (messages a token near 1) tells what one message a token costs. `probe_us` is
+the CPU time of a fixed loop in the same moment: a token costs more on a machine that is shared.
+
+With the model of `benchmarks.tiny_llama` and `--device cpu` the worker runs real steps.
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import random
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -33,6 +36,7 @@ from pagewire.cli.bench.grpc_target import GrpcTarget
 from pagewire.cli.bench.openai_target import OpenAITarget
 from pagewire.cli.bench.record import Job, Target
 from pagewire.cli.own_stack import OwnStack, start_own_stack
+from pagewire.kit.machine import describe_machine
 
 SERVICES = {
     "gateway": "gateway",
@@ -43,6 +47,7 @@ SERVICES = {
 # Control tokens are outside of it, in every vocabulary that is of use here.
 FIRST_TOKEN_ID, END_TOKEN_ID = 1000, 40_000
 TIMEOUT_S = 600.0
+MODEL_NAME = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class Measure:
     cpu_us_per_token: dict[str, float]
     """By service, and `all`: without the worker, which computes nothing here."""
     itl_p50_ms: float
+    probe_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +93,22 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def probe_us() -> float:
+    """CPU time of a fixed piece of Python; the best of a few."""
+    times = []
+    for _ in range(5):
+        before = time.process_time_ns()
+        sum(i * i for i in range(20_000))
+        times.append(time.process_time_ns() - before)
+    return min(times) / 1e3
+
+
 def make_target(stack: OwnStack, protocol: str) -> Target:
     if protocol == "grpc":
         return GrpcTarget(stack.target, "", ignore_eos=True, api_key=None, timeout_s=TIMEOUT_S)
     return OpenAITarget(
         stack.http_url,
-        "smollm2",
+        MODEL_NAME,
         is_chat=False,
         ignore_eos=True,
         extra_body={},
@@ -136,6 +152,7 @@ async def measure(
         messages_per_token=round(sum(len(r.arrivals_s) for r in records) / num_tokens, 3),
         cpu_us_per_token={name: round(value, 2) for name, value in cost.items()},
         itl_p50_ms=round(1e3 * statistics.median(gaps), 3) if gaps else 0.0,
+        probe_us=round(probe_us(), 1),
     )
 
 
@@ -149,6 +166,7 @@ def median_of(measures: Sequence[Measure]) -> Measure:
             name: statistics.median(m.cpu_us_per_token[name] for m in measures) for name in names
         },
         itl_p50_ms=statistics.median(m.itl_p50_ms for m in measures),
+        probe_us=statistics.median(m.probe_us for m in measures),
     )
 
 
@@ -204,7 +222,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--step-time-us", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--machine", default=platform.processor() or "unknown processor")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="sim")
     parser.add_argument("--output", type=Path, help="file for the figures")
     return parser.parse_args(argv)
 
@@ -213,9 +232,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     options = parse_args(argv)
     trees = [tree.resolve() for tree in options.tree or [Path(__file__).parents[1]]]
     output = options.output.resolve() if options.output else None
+    if Path(options.model).is_dir():
+        options.model = str(Path(options.model).resolve())
     flags = [
-        "--model=smollm2",
-        "--device=sim",
+        f"--model={options.model}",
+        f"--served-model-name={MODEL_NAME}",
+        f"--device={options.device}",
         f"--sim-step-time-us={options.step_time_us}",
         f"--max-num-seqs={max(map(int, options.streams.split(',')))}",
         "--max-model-len=2048",
@@ -231,8 +253,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
         os.chdir("/")
     report = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{options.machine}, {len(os.sched_getaffinity(0))} cores,"
-        f" Linux {platform.release()}",
+        "machine": describe_machine(),
         "load_average": list(os.getloadavg()),
         "pagewire": __version__,
         "options": {name: str(value) for name, value in vars(options).items()},

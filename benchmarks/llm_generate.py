@@ -19,7 +19,6 @@ import asyncio
 import datetime
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -33,6 +32,7 @@ import psutil
 
 from pagewire import LLM, SamplingParams, __version__
 from pagewire.cli.own_stack import OwnStack, start_own_stack
+from pagewire.kit.machine import describe_machine
 
 Ask = Callable[[list[str]], list[str]]
 
@@ -121,18 +121,6 @@ def make_prompts(rng: random.Random, number: int, num_words: int) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=num_words)) for _ in range(number)]
 
 
-def machine() -> str:
-    """Return processor, cores that this process may use, and kernel."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((ln.partition(":")[2].strip() for ln in lines if "model name" in ln), model)
-    except OSError:
-        pass  # not Linux: the architecture has to do
-    cores = len(os.sched_getaffinity(0))
-    return f"{model}, {cores} cores, {platform.system()} {platform.release()}"
-
-
 def best_concurrency(
     clock: Clock, url: str, prompts: list[str], options: argparse.Namespace
 ) -> int:
@@ -212,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     today = datetime.datetime.now(datetime.UTC)
     result = {
         "date": today.isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "load_average": os.getloadavg(),
         "pagewire": __version__,
         "serve_flags": stack_flags,

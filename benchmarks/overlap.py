@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from scheduler_step import machine, probe_ms
+from scheduler_step import probe_ms
 
 from pagewire import __version__
 from pagewire.engine_config import (
@@ -40,6 +40,7 @@ from pagewire.engine_config import (
 from pagewire.kit.errors import PagewireError
 from pagewire.kit.lifecycle import child_environment
 from pagewire.kit.logs import configure_logging
+from pagewire.kit.machine import describe_machine
 from pagewire.kit.server import run
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.engine_core import EngineCore
@@ -174,7 +175,7 @@ def summary(
     ratios = sorted(r["overlap"]["tokens_per_s"] / r["no_overlap"]["tokens_per_s"] for r in rounds)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "load_average": [round(value, 2) for value in os.getloadavg()],
         "pagewire": __version__,
         "options": vars(options),

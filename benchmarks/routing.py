@@ -27,13 +27,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from scheduler_step import machine
-
 from gateway.routing.policies import Candidate, PolicyName, RoutingPolicy
 from gateway.routing.prefix_index import PrefixIndex
 from gateway.routing.prefix_match import PromptPrefix, match_prefix
 from gateway.routing.replica_load import LoadReport, ReplicaLoad
 from pagewire import __version__
+from pagewire.kit.machine import describe_machine
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.kv_events import KvEventLog
 from scheduler_svc.limits import SchedulerLimits
@@ -340,7 +339,7 @@ def save(num_replicas: int, workload: Workload, rows: Sequence[dict[str, Any]]) 
         "benchmark": "routing",
         "date": today,
         "version": __version__,
-        "machine": machine(),
+        "machine": describe_machine(),
         "note": "virtual clock: only routing_us depends on the machine",
         "hardware": asdict(HardwareConfig()),
         "replicas": num_replicas,

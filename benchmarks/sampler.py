@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pagewire.kit.machine import describe_machine
+
 VOCAB_SIZE = 49_152
 NUM_ROWS = (1, 8, 32, 128)
 PROMPT = [(7 * i) % 40_000 for i in range(500)]
@@ -170,7 +172,7 @@ def main() -> None:
         checkouts = {"before": Checkout(args.before), **checkouts}
     report = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{_cpu()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "machine": describe_machine(),
         "python": platform.python_version(),
         "vocab_size": VOCAB_SIZE,
         "repeats": args.repeats,
@@ -182,13 +184,6 @@ def main() -> None:
     for checkout in checkouts.values():
         checkout.process.terminate()
         checkout.process.wait()
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire import __version__
+from pagewire.kit.machine import describe_machine
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.output import ModelRunnerOutput
@@ -227,20 +228,6 @@ def probe_ms() -> float:
     return round(1e3 * (time.perf_counter() - start), 2)
 
 
-def machine() -> str:
-    """Return processor, cores that this process may use, and kernel."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            model = next(
-                (ln.partition(":")[2].strip() for ln in lines if "model name" in ln), model
-            )
-    except OSError:
-        pass  # not Linux: the architecture has to do
-    cores = len(os.sched_getaffinity(0))
-    return f"{model}, {cores} cores, {platform.system()} {platform.release()}"
-
-
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -273,7 +260,7 @@ def main() -> None:
             peers.append(run_peer(options.peer))
     result: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "python": platform.python_version(),
         "pagewire": __version__,
         "probe_ms": probes,

@@ -15,7 +15,6 @@ import asyncio
 import datetime
 import json
 import os
-import platform
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +29,7 @@ import psutil
 
 from pagewire import __version__
 from pagewire.cli.own_stack import OwnStack, start_own_stack
+from pagewire.kit.machine import describe_machine
 
 SLOW_RECEIVE_BYTES = 4096
 MAX_TOKENS = 8000
@@ -170,7 +170,7 @@ async def measure(stack: OwnStack, options: argparse.Namespace) -> dict[str, obj
             phases[f"{name} slow readers, round {number + 1}"] = asdict(phase)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": f"{options.machine}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "machine": describe_machine(),
         "load_average": list(os.getloadavg()),
         "pagewire": __version__,
         "options": {name: str(value) for name, value in vars(options).items()},
@@ -194,7 +194,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=45.0, help="of each phase")
     parser.add_argument("--rounds", type=int, default=2, help="of both phases")
     parser.add_argument("--step-time-us", type=int, default=100_000)
-    parser.add_argument("--machine", default=platform.processor() or "unknown processor")
     parser.add_argument("--output", type=Path, help="file for the figures; default: print them")
     return parser.parse_args(argv)
 

@@ -15,8 +15,6 @@ import argparse
 import asyncio
 import datetime
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -28,6 +26,7 @@ import grpc
 from pagewire import __version__
 from pagewire.cli.own_stack import own_stack
 from pagewire.kit.channels import open_channel
+from pagewire.kit.machine import describe_machine
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 FIRST_TOKEN_ID, END_TOKEN_ID = 1000, 40_000
@@ -94,7 +93,7 @@ def report(streams: list[Stream], wall_s: float, options: argparse.Namespace) ->
     num_tokens = sum(s.num_tokens for s in streams)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": describe_machine(),
         "pagewire": __version__,
         "concurrency": options.concurrency,
         "requests": len(streams),
@@ -116,21 +115,6 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
         return {}
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {"p50": round(cuts[49], 2), "p95": round(cuts[94], 2), "max": round(max(values), 2)}
-
-
-def machine() -> str:
-    """Return processor, cores that this process may use, and kernel."""
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            model = next(
-                (ln.partition(":")[2].strip() for ln in lines if "model name" in ln), model
-            )
-    except OSError:
-        pass  # not Linux: the architecture has to do
-    return (
-        f"{model}, {len(os.sched_getaffinity(0))} cores, {platform.system()} {platform.release()}"
-    )
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

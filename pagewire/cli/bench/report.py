@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from pagewire import __version__
 from pagewire.cli.bench.figures import Figures, Summary
+from pagewire.kit.machine import describe_machine
 
 _NAMES = {
     "ttft": "time to first token",
@@ -28,8 +27,7 @@ def to_json(figures: Figures, settings: Mapping[str, Any]) -> str:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "client": {
             "pagewire": __version__,
-            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores,"
-            f" {platform.system()} {platform.release()}",
+            "machine": describe_machine(),
         },
         "settings": settings,
         "figures": asdict(figures),

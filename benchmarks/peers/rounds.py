@@ -1,0 +1,100 @@
+"""The order of a run: every server is up, and rounds ask each in turn."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.probe import gemm_floor, gemm_rate
+from benchmarks.peers.results import Results
+from benchmarks.peers.running import Running, running
+from benchmarks.peers.workloads import Workload
+from pagewire.kit.machine import describe_machine
+
+_START_ERRORS = (OSError, RuntimeError)
+
+
+def measure(
+    peers: Sequence[Peer],
+    workloads: Sequence[Workload],
+    rounds: int,
+    more_starts: int,
+    logs: Path,
+    say: Callable[[str], None],
+) -> Results:
+    """Start all peers and measure them in turns.
+
+    Args:
+        peers: Those that are installed.
+        workloads: Which are asked.
+        rounds: How often.
+        more_starts: How often each is started again, for the time that it takes.
+        logs: Folder for what the servers say.
+        say: Gets a line of progress.
+    """
+    results = Results(
+        machine=describe_machine(),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        rounds=rounds,
+        ours=[peer.name for peer in peers if peer.is_ours],
+    )
+    with ExitStack() as stack:
+        servers = []
+        for peer in peers:
+            server = _started(peer, stack, logs, results)
+            if server is not None:
+                say(f"{peer.name}: first token after {server.first_token_s:.1f} s")
+                servers.append(server)
+        for number in range(rounds):
+            _round(servers, workloads, results, random.Random(number), say)
+        for server in servers:
+            results.max_pss_gb[server.peer.name] = server.max_pss_bytes / 1e9
+    for _ in range(more_starts):
+        _start_again([server.peer for server in servers], logs, results)
+    return results
+
+
+def _started(peer: Peer, stack: ExitStack, logs: Path, results: Results) -> Running | None:
+    try:
+        server = stack.enter_context(running(peer, logs / f"{peer.name}.log"))
+    except _START_ERRORS as exc:
+        results.missing[peer.name] = f"{exc} (its log: {logs / peer.name}.log)"
+        return None
+    results.first_token_s[peer.name] = [server.first_token_s]
+    return server
+
+
+def _round(
+    servers: Sequence[Running],
+    workloads: Sequence[Workload],
+    results: Results,
+    rng: random.Random,
+    say: Callable[[str], None],
+) -> None:
+    results.floors.append(gemm_floor())
+    for workload in workloads:
+        order = list(servers)
+        rng.shuffle(order)
+        for server in order:
+            rate = gemm_rate()
+            # A prefix cache may hold what an earlier run asked: this one's prompts are its own.
+            seed = time.time_ns() % 2**31
+            try:
+                figure = server.figure(workload, seed)
+            except _START_ERRORS as exc:
+                results.missing[f"{server.peer.name}, {workload.name}"] = str(exc)
+                results.add(server.peer.name, workload.name, None, rate)
+                continue
+            results.add(server.peer.name, workload.name, figure, rate)
+            say(f"{workload.name}: {server.peer.name}: {figure:.4g} {workload.unit} at {rate:.0f}")
+
+
+def _start_again(peers: Sequence[Peer], logs: Path, results: Results) -> None:
+    for peer in peers:
+        with running(peer, logs / f"{peer.name}.log") as server:
+            results.first_token_s[peer.name].append(server.first_token_s)

@@ -1,0 +1,191 @@
+"""Peers that run: started, asked, and ended with all their processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.peers.peer import ROOT, Peer
+from benchmarks.peers.workloads import Workload
+
+_POLL_S = 0.02
+_MEMORY_POLL_S = 0.5
+_RUN_TIMEOUT_S = 900
+_END_TIMEOUT_S = 60
+
+
+class Running:
+    """A peer that answers."""
+
+    def __init__(self, peer: Peer, process: subprocess.Popen[bytes], url: str) -> None:
+        self.peer = peer
+        self.url = url
+        self.first_token_s = 0.0
+        """From the start of its process to its first token."""
+        self.max_pss_bytes = 0
+        """Of all its processes, shared pages divided among those that share them."""
+        self._process = process
+        self._is_ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
+        self._watcher.start()
+
+    def figure(self, workload: Workload, seed: int) -> float:
+        """Measure one run of a workload.
+
+        Raises:
+            RuntimeError: The peer did not answer all of it.
+        """
+        if self.peer.is_library:
+            return workload.of_seconds(self._ask_library(workload, seed))
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "report.json"
+            flags = [*workload.bench_flags(seed), *self.peer.bench_flags]
+            command = [sys.executable, "-m", "pagewire.cli", "bench", "serve"]
+            told = [
+                f"--base-url={self.url}",
+                "--model=smollm2",
+                "--ignore-eos",
+                "--metric-percentiles=50,99",
+            ]
+            done = subprocess.run(
+                [*command, *told, "--metric-percentiles=50,99", f"--output-file={file}", *flags],
+                cwd=ROOT,
+                timeout=_RUN_TIMEOUT_S,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise RuntimeError((done.stderr or done.stdout)[-400:].strip())
+            return workload.figure(json.loads(file.read_text())["figures"])
+
+    def _ask_library(self, workload: Workload, seed: int) -> float:
+        question = {"prompts": workload.prompts(seed), "max_tokens": workload.output_len}
+        return float(self._exchange(question)["seconds"])
+
+    def _exchange(self, question: dict[str, Any] | None) -> dict[str, Any]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise AssertionError("a library is asked through its standard input")
+        if question is not None:
+            stdin.write(json.dumps(question).encode() + b"\n")
+            stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise RuntimeError(f"it ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def wait_first_token(self, began_s: float) -> None:
+        """Ask until there is a token; set how long that took.
+
+        Raises:
+            RuntimeError: It ended, or took too long.
+        """
+        if self.peer.is_library:
+            self._exchange(None)
+            self._exchange({"prompts": [[1000, 1001, 1002]], "max_tokens": 1})
+        else:
+            self._poll(began_s + self.peer.start_timeout_s)
+        self.first_token_s = time.perf_counter() - began_s
+
+    def _poll(self, until_s: float) -> None:
+        body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
+        path = "/v1/completions"
+        for flag in self.peer.bench_flags:
+            if flag.startswith("--model="):
+                body["model"] = flag.partition("=")[2]
+            if flag == "--backend=openai-chat":
+                path = "/v1/chat/completions"
+                body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        with httpx.Client(base_url=self.url, timeout=120) as client:
+            while time.perf_counter() < until_s:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"it ended with code {self._process.returncode}")
+                try:
+                    if client.post(path, json=body).status_code == httpx.codes.OK:
+                        return
+                except httpx.TransportError:
+                    pass  # nobody listens yet
+                time.sleep(_POLL_S)
+        raise RuntimeError(f"no token within {self.peer.start_timeout_s:.0f} s")
+
+    def _watch_memory(self) -> None:
+        while not self._is_ended.wait(_MEMORY_POLL_S):
+            self.max_pss_bytes = max(self.max_pss_bytes, _pss_bytes(self._process.pid))
+
+    def end(self) -> None:
+        """End all its processes, and wait for the first of them."""
+        self._is_ended.set()
+        self._watcher.join()
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@contextmanager
+def running(peer: Peer, log: Path) -> Iterator[Running]:
+    """Start a peer and wait for its first token; end it on leaving.
+
+    Args:
+        peer: Which.
+        log: File for what it says.
+
+    Raises:
+        RuntimeError: It did not start.
+    """
+    port = _free_port()
+    pipe = subprocess.PIPE if peer.is_library else None
+    with log.open("wb") as said:
+        began_s = time.perf_counter()
+        process = subprocess.Popen(
+            peer.command(port),
+            stdin=pipe or subprocess.DEVNULL,
+            stdout=pipe or said,
+            stderr=said,
+            cwd=ROOT,
+            env={**os.environ, **peer.env},
+            start_new_session=True,
+        )
+    one = Running(peer, process, f"http://127.0.0.1:{port}")
+    try:
+        one.wait_first_token(began_s)
+        yield one
+    finally:
+        one.end()
+
+
+def _pss_bytes(pid: int) -> int:
+    total = 0
+    try:
+        first = psutil.Process(pid)
+        for process in (first, *first.children(recursive=True)):
+            total += process.memory_full_info().pss
+    except psutil.Error:
+        pass  # one ended meanwhile: the next look has the rest
+    return total
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
