@@ -15,6 +15,7 @@ UNCOUNTED_ROUTES = frozenset({"/metrics", "/health", "/load", "/ping", "/version
 """Asked for again and again by machines."""
 
 _HTTP_DURATION_S = (0.1, 0.5, 1.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 
 class GatewayMetrics:
@@ -84,6 +85,3 @@ class GatewayMetrics:
         self._http_requests.labels(method, route, f"{status // 100}xx").inc()
         self._http_duration.labels(method, route).observe(duration_s)
         self._http_responses.labels(route, str(status)).inc()
-
-
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
