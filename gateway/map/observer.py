@@ -75,10 +75,7 @@ class Observer:
             is_in_use = address == client.target
             stream = client.stream if is_in_use else None
             process = None if stream is None else stream.pulse.peer
-            state = State.READY if client.is_ready else State.LOST
-            box = _box(
-                name, Kind.TOKENIZER, address, state if is_in_use else State.STANDBY, process
-            )
+            box = _box(name, Kind.TOKENIZER, address, _tokenizer_state(client, address), process)
             if not is_in_use:
                 yield Seen(box, {})
                 continue
@@ -102,18 +99,25 @@ class Observer:
         }
 
 
+def _tokenizer_state(client: TokenizerClient, address: str) -> State:
+    if not client.is_ready:
+        return State.LOST  # all of them, which are tried in turn
+    return State.READY if address == client.target else State.STANDBY
+
+
 def _replica(replica: Replica) -> Iterator[Seen]:
     load, stream, name = replica.load.message, replica.client.stream, scheduler_id(replica.engine)
     process = None if stream is None else stream.pulse.peer
     state = _state(replica, load)
     box = _box(name, Kind.SCHEDULER, replica.target, state, process, replica.engine)
-    if stream is None or load is None:
-        yield Seen(box, process_values(process))
-        return
-    yield Seen(box, engine_values(load) | process_values(process))
-    edge_values = _edge_values(stream.num_frames, stream.pulse) | {"tokens": stream.num_tokens}
-    yield Seen(Edge(GATEWAY_ID, name), edge_values)
-    yield from _workers(replica, load.figures, load.num_steps)
+    values = {} if load is None else engine_values(load)
+    yield Seen(box, values | process_values(process))
+    if stream is not None:
+        tokens = {"tokens": float(stream.num_tokens)}
+        edge = Edge(GATEWAY_ID, name)
+        yield Seen(edge, _edge_values(stream.num_frames, stream.pulse) | tokens)
+        if load is not None:
+            yield from _workers(replica, load.figures, load.num_steps)
 
 
 def _workers(replica: Replica, figures: EngineFigures, num_steps: int) -> Iterator[Seen]:
