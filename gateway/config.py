@@ -209,6 +209,9 @@ class GatewayConfig:
     """Seconds that requests in flight get to finish after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level: debug, info, warning or error."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry spans of requests go, by OTLP over gRPC, such as http://localhost:4317;
+    none: nowhere."""
     limits: RequestLimits = field(default_factory=RequestLimits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     access: AccessConfig = field(default_factory=AccessConfig)
@@ -242,6 +245,7 @@ class GatewayConfig:
             metrics_host=self.host,
             drain_timeout_s=self.drain_timeout_s,
             log_level=self.log_level,
+            otlp_traces_endpoint=self.otlp_traces_endpoint,
             max_connections=self.limits.max_connections,
             tls=self.tls,
         )

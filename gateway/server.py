@@ -41,6 +41,7 @@ from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
 from pagewire.kit.port_security import PortSecurity
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
+from pagewire.kit.spans import open_spans
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 from pagewire.v1 import inference_pb2_grpc
 
@@ -63,7 +64,8 @@ class GatewayServer:
         metrics = GatewayMetrics(registry)
         self.readiness = Readiness()
         self._backends = self._build_backends()
-        traces = TraceRecorder(config.trace)
+        self._spans = open_spans("gateway", config.otlp_traces_endpoint)
+        traces = TraceRecorder(config.trace, self._spans)
         registry.register(ReplicaCollector(self._backends.engines))
         metrics.requests.connected = self._backends.engines.connected
         self.service = RequestService(
@@ -138,6 +140,7 @@ class GatewayServer:
         """
         await self.grpc_server.start()
         await self.http_server.start()
+        self._owner.spawn(self.http_server.wait_ended(), name="http")
         self._owner.spawn(self._report_readiness(), name="readiness")
         self._owner.spawn(self._backends.tokenizer.run(), name="tokenizer")
         self._owner.spawn(self._backends.engines.run(), name="engines")
@@ -162,6 +165,7 @@ class GatewayServer:
         await self.grpc_server.stop(_CLOSE_GRACE_S)
         await self._backends.engines.close()
         await self._owner.close()
+        await self._spans.close()
 
     def _build_backends(self) -> Backends:
         config, timeouts = self._config, self._config.timeouts
@@ -175,7 +179,7 @@ class GatewayServer:
             timeouts.recovery_timeout_s,
             use_model_defaults=config.generation_config == "auto",
             tls=config.tls.peer("scheduler"),
-            traces=config.trace.trace_requests > 0,
+            traces=config.trace.trace_requests > 0 or config.otlp_traces_endpoint is not None,
         )
         on_change = self.readiness.changed.set
         pool = PoolSettings(config.routing_policy, timeouts.request_timeout_s)

@@ -98,12 +98,12 @@ def abort_stop(reason: int) -> Stop:
 
 
 def end_attributes(end: FinishedRequest) -> dict[str, str | int | float | bool]:
-    """Return what a span says of the end of a request, by OpenTelemetry's names where it has any."""
+    """Return what a span says of the end of a request, under vLLM's names where it has any."""
     return {
         "gen_ai.usage.prompt_tokens": end.num_prompt_tokens,
         "gen_ai.usage.completion_tokens": end.num_output_tokens,
         "cached_tokens": end.num_cached_tokens,
-        "finish_reason": end.reason.value if isinstance(end.reason.value, str) else end.reason.name,
+        "finish_reason": end.reason.value,
     }
 
 

@@ -29,6 +29,8 @@ from pagewire.kit.heartbeat import (
 )
 from pagewire.kit.logs import get_logger
 from pagewire.kit.pulse import ProcessFigures, Pulse, no_figures
+from pagewire.kit.request_spans import RequestSpans
+from pagewire.kit.spans import NO_SPANS, Spans
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.v1 import common_pb2, scheduler_pb2
 from scheduler_svc import convert
@@ -43,6 +45,9 @@ MAX_PENDING_TOKENS = 262_144
 TAKEOVER_SILENCE_S = 2.5 * HEARTBEAT_INTERVAL_S
 """A gateway that was not heard for so long may have been started anew."""
 FLUSH_TIMEOUT_S = 2.0
+
+QUEUE_TIME = "gen_ai.latency.time_in_queue"
+"""vLLM's name of the attribute."""
 
 Write = Callable[[scheduler_pb2.EngineStreamResponse], Awaitable[None]]
 Frames = AsyncIterator[scheduler_pb2.EngineStreamRequest]
@@ -67,8 +72,10 @@ class EngineStreams:
         core: EngineCore,
         identity: SchedulerIdentity,
         process: Callable[[], ProcessFigures | None] = no_figures,
+        spans: Spans = NO_SPANS,
     ) -> None:
         self._core = core
+        self._spans = spans
         self._identity = identity
         self._process = process
         self._sessions: dict[str, GatewaySession] = {}
@@ -117,7 +124,7 @@ class EngineStreams:
                 f"{MAX_GATEWAYS} gateways are connected", reason="TOO_MANY_GATEWAYS"
             )
         session = self._sessions[opened.gateway_id] = GatewaySession(
-            self._core, opened, self._process
+            self._core, opened, self._process, self._spans
         )
         return session
 
@@ -134,6 +141,7 @@ class GatewaySession:
         core: EngineCore,
         opened: scheduler_pb2.EngineStreamOpen,
         process: Callable[[], ProcessFigures | None],
+        spans: Spans,
     ) -> None:
         self._core = core
         self._opened = opened
@@ -143,6 +151,7 @@ class GatewaySession:
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self._outputs = PendingOutputs()
         self._last_answered_ns = 0
+        self._spans = RequestSpans(spans, "scheduler.request")
         self._frame = scheduler_pb2.EngineStreamResponse()
         self._has_frame = False
         self._is_recovering = False
@@ -216,6 +225,7 @@ class GatewaySession:
         for timer in self._deadlines.values():
             timer.cancel()
         self._deadlines.clear()
+        self._spans.end_all()
         self._core.detach(self._client_id, request_ids)
 
     # OutputSink.
@@ -229,6 +239,8 @@ class GatewaySession:
 
     def put_outputs(self, outputs: EngineCoreOutputs, timings: StepTimings) -> None:
         self._outputs.add_step(outputs, timings, self._handles)
+        for item in outputs.scheduled:
+            self._spans.note(item.request_id, {QUEUE_TIME: item.queued_time_s})
         self.put_finished(outputs.finished)
         if self._outputs.num_tokens > MAX_PENDING_TOKENS:
             self.end(ServiceUnavailableError("the gateway reads too slowly", reason="SLOW_GATEWAY"))
@@ -236,6 +248,7 @@ class GatewaySession:
     def put_finished(self, finished: Sequence[FinishedRequest]) -> None:
         for end in finished:
             is_admitted = self._handles.get(end.request_id) not in self._unadmitted
+            self._spans.note(end.request_id, convert.end_attributes(end))
             handle = self._forget(end.request_id)
             if handle is None:
                 continue
@@ -293,6 +306,7 @@ class GatewaySession:
         else:
             self._handles[add.request_id] = add.handle
             self._requests[add.handle] = add.request_id
+            self._spans.begin(add.request_id, add.traceparent, add.request_id)
             self._set_deadline(add)
             if is_admitted:
                 self._frame.admitted_handles.append(add.handle)
@@ -337,6 +351,7 @@ class GatewaySession:
         if handle is not None:
             del self._requests[handle]
             self._unadmitted.discard(handle)
+            self._spans.end(request_id)
         timer = self._deadlines.pop(request_id, None)
         if timer is not None:
             timer.cancel()

@@ -46,6 +46,8 @@ class NewRequestData:
     """The whole block table; with several KV cache groups one after another, all of one length, 0
     where a sliding window has no block any more."""
     lora_digest: str | None = None
+    traceparent: str = ""
+    """W3C trace context of the request; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class EngineCoreRequest:
     """Content digest of the adapter whose KV this request reads and writes."""
     num_suspicions: int = 0
     """Workers that died with this request in their step."""
+    traceparent: str = ""
+    """W3C trace context, for the worker; empty: none."""
 
 
 class Request:

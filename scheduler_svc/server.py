@@ -17,6 +17,7 @@ from pagewire.kit import garbage
 from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
+from pagewire.kit.spans import SpanInterceptor, open_spans
 from pagewire.kit.tasks import TaskOwner, cancel_and_wait
 from pagewire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig
@@ -66,7 +67,10 @@ class SchedulerServer:
         )
         self.core = EngineCore(config.engine, self._executor, self._grammars)
         self.core.on_state = self._on_state
-        servicer = SchedulerServicer(self.core, identity, lambda: self.server.process.figures)
+        self.spans = open_spans("scheduler", config.server.otlp_traces_endpoint)
+        servicer = SchedulerServicer(
+            self.core, identity, lambda: self.server.process.figures, self.spans
+        )
         admin = EngineAdminServicer(self.core)
         self.server = ServiceServer(
             config.server,
@@ -76,6 +80,7 @@ class SchedulerServer:
                 lambda s: scheduler_pb2_grpc.add_EngineAdminServiceServicer_to_server(admin, s),
             ],
             callers=("gateway",),
+            interceptors=[SpanInterceptor(self.spans)],
         )
         self.server.registry.register(EngineCollector(self.core))
         self.vllm_engine = _vllm_front_door(config, self.core, self.server)
@@ -99,15 +104,18 @@ class SchedulerServer:
 
         Raises:
             PagewireError: The first worker refuses the configuration.
+            Exception: What a part of the scheduler failed with, which none should.
         """
         stop = asyncio.create_task(shutdown, name="shutdown")
+        failed = asyncio.create_task(self._tasks.wait_failed(), name="a part's failure")
+        parts = [failed] if self._engine is None else [failed, self._engine]
         try:
-            tasks = (stop,) if self._engine is None else (stop, self._engine)
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._engine is not None and self._engine.done():
-                self._engine.result()
+            await asyncio.wait((stop, *parts), return_when=asyncio.FIRST_COMPLETED)
+            for part in parts:
+                if part.done():
+                    part.result()
         finally:
-            await cancel_and_wait(stop)
+            await cancel_and_wait(*(task for task in (stop, failed) if not task.done()))
 
     async def stop(self) -> None:
         """Drain, then end everything; idempotent."""
@@ -123,6 +131,7 @@ class SchedulerServer:
             await cancel_and_wait(self._engine)
         await self._tasks.close()
         await self._grammars.close()
+        await self.spans.close()
         await self._executor.close()
 
     def _on_state(self, state: EngineState) -> None:

@@ -21,6 +21,7 @@ from pagewire.kit.errors import (
 )
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S
 from pagewire.kit.pulse import ProcessFigures, no_figures
+from pagewire.kit.spans import NO_SPANS, Spans
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc import convert
 from scheduler_svc.direct_client import DirectClient
@@ -42,6 +43,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         core: EngineCore,
         identity: SchedulerIdentity,
         process: Callable[[], ProcessFigures | None] = no_figures,
+        spans: Spans = NO_SPANS,
     ) -> None:
         """Serve calls.
 
@@ -49,10 +51,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             core: What they are for.
             identity: Of this process.
             process: Gives what heartbeats tell of it.
+            spans: Where those of requests go.
         """
         self._core = core
         self._identity = identity
-        self._streams = EngineStreams(core, identity, process)
+        self._streams = EngineStreams(core, identity, process, spans)
 
     async def GetEngineInfo(
         self, request: scheduler_pb2.GetEngineInfoRequest, context: Context

@@ -90,4 +90,5 @@ def new_request_data(request: Request, block_ids: Sequence[int]) -> NewRequestDa
         num_computed_tokens=request.num_computed_tokens,
         block_ids=block_ids,
         lora_digest=core_request.lora_digest,
+        traceparent=core_request.traceparent,
     )

@@ -76,6 +76,7 @@ class StepEncoder:
             num_computed_tokens=new.num_computed_tokens,
             block_ids=new.block_ids,
             lora_digest=new.lora_digest or "",
+            traceparent=new.traceparent,
             block_counts=[len(new.block_ids) // num_groups] * num_groups if num_groups > 1 else (),
         )
 

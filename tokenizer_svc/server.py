@@ -13,6 +13,7 @@ from pagewire.kit import garbage
 from pagewire.kit.logs import configure_logging
 from pagewire.kit.process_figures import Work
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
+from pagewire.kit.spans import SpanInterceptor, open_spans
 from pagewire.v1 import tokenizer_pb2_grpc
 from tokenizer_svc.chat_template import ChatTemplates
 from tokenizer_svc.config import TokenizerServiceConfig
@@ -42,6 +43,7 @@ class TokenizerServer:
         self._load = load
         self._pool = WorkPool(config.threads)
         self.servicer = TokenizerServicer()
+        self.spans = open_spans("tokenizer", config.server.otlp_traces_endpoint)
         self.server = ServiceServer(
             config.server,
             SERVICE_NAME,
@@ -51,6 +53,7 @@ class TokenizerServer:
                 )
             ],
             callers=("gateway", "scheduler"),
+            interceptors=[SpanInterceptor(self.spans)],
         )
         self._counters = TokenizerCounters()
         self.server.registry.register(self._counters)
@@ -75,6 +78,7 @@ class TokenizerServer:
         await self.server.set_serving(False, "draining")
         self.servicer.draining.set()
         await self.server.stop(self._config.server.drain_timeout_s)
+        await self.spans.close()
         await asyncio.to_thread(self._pool.close)
 
 

@@ -261,6 +261,7 @@ def _new_request(message: worker_pb2.NewRequestData) -> NewRequest:
         num_computed_tokens=message.num_computed_tokens,
         block_ids=list(message.block_ids),
         block_counts=list(message.block_counts),
+        traceparent=message.traceparent,
     )
 
 

@@ -11,6 +11,7 @@ import socket
 from pagewire.kit.logs import configure_logging
 from pagewire.kit.process_figures import Work
 from pagewire.kit.server import ServiceServer, exit_with_parent, shutdown_signal
+from pagewire.kit.spans import open_spans
 from pagewire.v1 import worker_pb2_grpc
 from worker_svc.config import WorkerConfig
 from worker_svc.metrics import WorkerCollector
@@ -34,12 +35,13 @@ class WorkerServer:
             num_replicas_here=config.replicas_on_machine,
             profiler_dir=config.profiler_dir,
         )
+        self.spans = open_spans("worker", config.server.otlp_traces_endpoint)
         self.server = ServiceServer(
             config.server,
             SERVICE_NAME,
             register=[
                 lambda server: worker_pb2_grpc.add_WorkerServiceServicer_to_server(
-                    WorkerServicer(self.worker, self.server.process.latest), server
+                    WorkerServicer(self.worker, self.server.process.latest, self.spans), server
                 )
             ],
             callers=("scheduler",),
@@ -68,6 +70,7 @@ class WorkerServer:
         await self.server.set_serving(False, "draining")
         await self.worker.shut_down(self._config.server.drain_timeout_s)
         await self.server.stop(_STOP_GRACE_S)
+        await self.spans.close()
 
 
 def group_host(listen: str) -> str:

@@ -15,9 +15,11 @@ import grpc
 
 from pagewire.kit.errors import DeadlineExceededError, InvalidRequestError, UnimplementedError
 from pagewire.kit.pulse import ProcessFigures, Pulse, no_figures
+from pagewire.kit.spans import NO_SPANS, Spans
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from worker_svc import convert
 from worker_svc.execute_session import Answer, ExecuteSession, Frame, OpenFrame
+from worker_svc.request_frames import with_spans
 from worker_svc.worker import Worker
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,14 +29,19 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """`WorkerService`."""
 
     def __init__(
-        self, worker: Worker, process: Callable[[], ProcessFigures | None] = no_figures
+        self,
+        worker: Worker,
+        process: Callable[[], ProcessFigures | None] = no_figures,
+        spans: Spans = NO_SPANS,
     ) -> None:
         """Serve calls.
 
         Args:
             worker: What they are for.
             process: Gives what heartbeats tell of this process.
+            spans: Where those of requests go.
         """
+        self._spans = spans
         self._worker = worker
         self._process = process
 
@@ -57,7 +64,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def Execute(  # type: ignore[override]
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteRequest], context: Context
     ) -> None:
-        async with aclosing(convert.frames(request_iterator)) as frames:
+        steps = convert.frames(request_iterator)
+        if self._spans.is_on:
+            steps = with_spans(steps, self._spans)
+        async with aclosing(steps) as frames:
             opened, generation = await self._read_open(frames)
             with self._worker.execution(opened.lease, generation) as execution:
                 session = ExecuteSession(

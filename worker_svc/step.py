@@ -43,6 +43,8 @@ class NewRequest:
     sliding window has no block any more."""
     block_counts: Sequence[int] = ()
     """How many of `block_ids` each group has; empty: one group."""
+    traceparent: str = ""
+    """W3C trace context; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,10 @@ class HttpScope:
         if scope["type"] != "http":
             return
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
-        ids = context.ids_from_metadata(headers)
+        ids, joins = context.ids_from_metadata(headers), context.joins_trace(headers)
         answer = _Answer(send, ids["request_id"], partial(load_headers, scope, self._load))
         started_s = time.monotonic()
-        with context.bind(**ids), self._traces.call() as trace:
+        with context.bind(**ids), self._traces.call(joins_trace=joins) as trace:
             try:
                 await self._app(scope, receive, answer.send)
             except ClientGoneError:

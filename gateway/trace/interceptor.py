@@ -10,8 +10,9 @@ from typing import TypeAlias
 import grpc
 
 from gateway.trace.recorder import TraceRecorder
+from pagewire.kit import context
 from pagewire.kit.errors import PagewireError
-from pagewire.kit.rpc_handlers import Handler, wrap_handler
+from pagewire.kit.rpc_handlers import Context, Handler, wrap_handler
 
 Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
@@ -29,12 +30,13 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = str(handler_call_details.method)
-        return wrap_handler(handler, lambda _: self._followed(method))
+        return wrap_handler(handler, lambda call: self._followed(method, call))
 
     @asynccontextmanager
-    async def _followed(self, method: str) -> AsyncIterator[None]:
+    async def _followed(self, method: str, call: Context) -> AsyncIterator[None]:
         status = "OK"
-        with self._recorder.call() as trace:
+        joins_trace = context.joins_trace(call.invocation_metadata() or ())
+        with self._recorder.call(joins_trace=joins_trace) as trace:
             try:
                 yield
             except BaseException as exc:

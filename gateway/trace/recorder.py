@@ -13,9 +13,11 @@ from gateway.trace.config import NO_TRACES, TraceConfig
 from gateway.trace.report import facts as about
 from gateway.trace.report import part_totals, summary
 from gateway.trace.request_trace import RequestTrace, bound
+from gateway.trace.span_export import send_spans
 from gateway.trace.store import TraceStore
 from pagewire.kit import context
 from pagewire.kit.logs import get_logger
+from pagewire.kit.spans import NO_SPANS, Spans
 
 log = get_logger("gateway.request")
 
@@ -23,15 +25,23 @@ log = get_logger("gateway.request")
 class TraceRecorder:
     """Used from one event loop."""
 
-    def __init__(self, config: TraceConfig = NO_TRACES) -> None:
+    def __init__(self, config: TraceConfig = NO_TRACES, spans: Spans = NO_SPANS) -> None:
+        self._spans = spans
         self.store = TraceStore(config)
         self._readers = frozenset(config.trace_readers)
 
     @contextmanager
-    def call(self) -> Iterator[RequestTrace]:
-        """Follow the call whose ids are bound; `end` comes inside, at its end."""
-        trace = RequestTrace(context.request_id() or "", with_outputs=self.store.is_on)
-        with bound(trace):
+    def call(self, *, joins_trace: bool) -> Iterator[RequestTrace]:
+        """Follow the call whose ids are bound; `end` comes inside, at its end.
+
+        Args:
+            joins_trace: The client sent a traceparent, so that this is a part of its trace.
+        """
+        with_outputs = self.store.is_on or self._spans.is_on
+        trace = RequestTrace(context.request_id() or "", with_outputs=with_outputs)
+        parent = context.traceparent() or "" if joins_trace else ""
+        trace.span = self._spans.open("llm_request", parent, trace.created_ns)
+        with bound(trace), context.bind(traceparent=trace.span.traceparent or None):
             yield trace
 
     def end(self, trace: RequestTrace, route: str, status: int | str) -> None:
@@ -48,6 +58,8 @@ class TraceRecorder:
         trace.client = context.client() or ""
         trace.facts = {"route": route, "status": status, **trace.facts}
         self.store.add(trace)
+        if self._spans.is_on:
+            send_spans(self._spans, trace)
         facts = summary(trace)
         parts = part_totals(trace) if trace.follows_outputs else {}
         log.info(

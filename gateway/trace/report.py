@@ -18,7 +18,7 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
     return {
         "id": trace.request_id,
         "object": "request.trace",
-        "created": round(trace.created_s, 3),
+        "created": round(trace.created_ns / _NS_PER_S, 3),
         **facts(trace),
         "duration_s": _seconds(trace.duration_ns),
         "time_to_first_token_s": None if first_ns is None else _seconds(first_ns - trace.start_ns),

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from time import monotonic_ns, time
+from time import monotonic_ns, time_ns
 
 from gateway.trace.output_trace import UNTRACED, Segment, TracedOutput, UntracedOutput
 from pagewire.kit.errors import PagewireError
+from pagewire.kit.spans import OpenSpan
 
 MAX_DETAILED_OUTPUTS = 8
 """Outputs whose segments are kept, besides those of the one that ended last."""
@@ -50,7 +51,8 @@ class RequestTrace:
         self.request_id = request_id
         self.client = ""
         """Name of the client's key; empty: there are no keys."""
-        self.created_s = time()
+        self.created_ns = time_ns()
+        """Unix time of `start_ns`."""
         self.start_ns = monotonic_ns()
         self.end_ns: int | None = None
         self.spans: list[Span] = []
@@ -62,6 +64,8 @@ class RequestTrace:
         """What is known of the request besides times: model, token counts, and so on."""
         self.finish_reasons: dict[str, int] = {}
         """How many outputs ended so."""
+        self.span = OpenSpan()
+        """Of OpenTelemetry, which those of other services hang on."""
         self.error = ""
         """Why it failed, machine-readable."""
         self.follows_outputs = with_outputs

@@ -167,6 +167,8 @@ def _common(
         f"--drain-timeout={config.drain_timeout_s!r}",
         f"--log-level={config.log_level}",
     ]
+    if config.otlp_traces_endpoint is not None:
+        flags.append(f"--otlp-traces-endpoint={config.otlp_traces_endpoint}")
     if child.name in addresses.listen:
         flags.insert(0, f"--listen={addresses.listen[child.name]}")
     return flags

@@ -43,6 +43,9 @@ class StackConfig:
     """Seconds that running requests get to finish after the first Ctrl-C or SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Log level of the services."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry spans of requests go, by OTLP over gRPC, such as http://localhost:4317;
+    none: nowhere."""
     log_dir: Path | None = None
     """Folder for one log file a service with all that it logs."""
     profiler_dir: Path | None = None

@@ -108,6 +108,16 @@ def ids_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Mapping[st
     return ids
 
 
+def joins_trace(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+    """Say whether the metadata has a valid traceparent: else `ids_from_metadata` makes one up."""
+    return any(
+        key.lower() == TRACEPARENT_KEY
+        and isinstance(value, str)
+        and _VALID_TRACEPARENT.fullmatch(value) is not None
+        for key, value in metadata
+    )
+
+
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
     """Return the metadata that carries the bound ids to the next service."""
     pairs = (

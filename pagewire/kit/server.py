@@ -26,6 +26,7 @@ from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
 from pagewire.kit.port_security import PortSecurity
 from pagewire.kit.process_figures import ProcessSampler
 from pagewire.kit.sockets import check_listen
+from pagewire.kit.spans import check_endpoint
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.kit.tls import TlsConfig
 from pagewire.v1 import admin_pb2_grpc
@@ -65,9 +66,13 @@ class ServerConfig:
     """Largest message that the server accepts."""
     max_connections: int | None = None
     """Most connections to `listen` at a time, more are closed; none: no limit."""
+    otlp_traces_endpoint: str | None = None
+    """Where OpenTelemetry spans of requests go, by OTLP over gRPC, such as http://localhost:4317;
+    none: nowhere."""
     tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
+        check_endpoint(self.otlp_traces_endpoint)
         check_listen("listen", self.listen)
         if self.admin_listen is not None:
             check_listen("admin_listen", self.admin_listen)

@@ -540,6 +540,7 @@ class NewRequestData(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     LORA_DIGEST_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     request_id: _builtins.str
     """For logs."""
@@ -547,6 +548,8 @@ class NewRequestData(_message.Message):
     """Tokens whose KV is in the blocks already (prefix cache)."""
     lora_digest: _builtins.str
     """Content digest of the adapter; empty: none."""
+    traceparent: _builtins.str
+    """W3C trace context of the request; empty: none."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -577,10 +580,11 @@ class NewRequestData(_message.Message):
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
         lora_digest: _builtins.str = ...,
         block_counts: _abc.Iterable[_builtins.int] | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_params", b"sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "handle", b"handle", "lora_digest", b"lora_digest", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_counts", b"block_counts", "block_ids", b"block_ids", "handle", b"handle", "lora_digest", b"lora_digest", "num_computed_tokens", b"num_computed_tokens", "output_token_ids", b"output_token_ids", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling_params", b"sampling_params", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
