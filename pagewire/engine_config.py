@@ -271,7 +271,7 @@ class AttentionConfig:
     attention_backend: Literal["auto", "torch", "xformers", "cpu"] = "auto"
     """`torch`: plain PyTorch operations. `xformers`: its paged kernels; on a CPU only for tests,
     with TRITON_INTERPRET=1 in the worker's environment. `cpu`: kernels in C++ that run a GGUF
-    model's packed weights, too, with rounded activations. `auto`: xformers on CUDA, else torch."""
+    model's packed weights, too. `auto`: xformers on CUDA; cpu where it can, else torch."""
 
 
 @dataclass(frozen=True, slots=True)

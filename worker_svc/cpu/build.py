@@ -7,10 +7,12 @@ plain PyTorch. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,7 +74,8 @@ def build(library: Path = LIBRARY, compiler: str | None = None) -> str | None:
 
     Args:
         library: Where it goes.
-        compiler: A C++ compiler; None: $CXX, else g++, else clang++.
+        compiler: A C++ compiler, with arguments of its own if there are any ("ccache g++"); None:
+            $CXX, else g++, else clang++.
 
     Returns:
         None, or why there is no library.
@@ -82,23 +85,29 @@ def build(library: Path = LIBRARY, compiler: str | None = None) -> str | None:
     found = compiler or os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not found:
         return "no C++ compiler; on Debian: apt-get install g++"
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
-        objects = [
-            (path, Path(folder) / f"{path.stem}.o") for path in sorted(SOURCES.glob("*.cpp"))
-        ]
-        built = Path(folder) / library.name
-        link = [found, "-shared", "-pthread", *(str(o) for _, o in objects), "-o", str(built)]
-        commands = [_compile_command(found, *pair) for pair in objects]
-        problem = _run([*commands, link])
-        if problem is None:
-            built.replace(library)
-        return problem
+    try:
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=".build-") as folder:
+            return _build_in(Path(folder), library, shlex.split(found))
+    except ValueError as error:
+        return f"the compiler {found!r} (CXX) cannot be read: {error}"
+    except OSError as error:
+        return f"cannot write to {library.parent}: {error.strerror}"
 
 
-def _compile_command(compiler: str, source: Path, output: Path) -> list[str]:
+def _build_in(folder: Path, library: Path, compiler: Sequence[str]) -> str | None:
+    objects = [(path, folder / f"{path.stem}.o") for path in sorted(SOURCES.glob("*.cpp"))]
+    built = folder / library.name
+    link = [*compiler, "-shared", "-pthread", *(str(o) for _, o in objects), "-o", str(built)]
+    problem = _run([*(_compile_command(compiler, *pair) for pair in objects), link])
+    if problem is None:
+        built.replace(library)
+    return problem
+
+
+def _compile_command(compiler: Sequence[str], source: Path, output: Path) -> list[str]:
     digest = f'-DPAGEWIRE_SOURCES="{sources_digest()}"'
     flags = (*_FLAGS, *_VARIANT_FLAGS.get(source.name, ()), digest)
-    return [compiler, *flags, "-c", str(source), "-o", str(output)]
+    return [*compiler, *flags, "-c", str(source), "-o", str(output)]
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str | None:
@@ -122,7 +131,9 @@ def main() -> None:
     if problem is None:
         print(f"built {LIBRARY.name}")
         return
-    LIBRARY.unlink(missing_ok=True)
+    # What is there is of other sources, and is not loaded where it cannot be removed.
+    with contextlib.suppress(OSError):
+        LIBRARY.unlink(missing_ok=True)
     print(f"warning: CPU kernels are not built, plain PyTorch is used: {problem}", file=sys.stderr)
 
 

@@ -14,11 +14,11 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
-from worker_svc.cpu.kernels import Kernels, Pool
+from worker_svc.cpu.kernels import ARITHMETIC, Kernels, Pool
 from worker_svc.cpu.packing import KINDS
 from worker_svc.cpu.paged_attention import CpuAttentionBackend, attention_problem
 from worker_svc.cpu.variant_check import best_kernels
-from worker_svc.memory import check_weights
+from worker_svc.memory import PACKED_ADVICE, check_weights
 from worker_svc.models.build import BuiltModel
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama, TypeOf
@@ -46,19 +46,21 @@ def choose_packed(
 ) -> PackedChoice | None:
     """What to build if the model runs with packed weights; None: it runs in PyTorch.
 
-    Only where it is asked for: rounded activations change what the embedded model answers.
-
     Raises:
         ValueError: `--attention-backend cpu` was asked for, and cannot be.
     """
-    if config.attention.attention_backend != "cpu":
+    requested = config.attention.attention_backend
+    if requested not in ("auto", "cpu") or device.type != "cpu":
+        if requested == "cpu":
+            raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
         return None
-    if device.type != "cpu":
-        raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
     choice = _choose(config, source)
     if isinstance(choice, PackedChoice):
         return choice
-    raise ValueError(f"attention_backend cpu is not possible here: {choice}: use auto")
+    if requested == "cpu":
+        raise ValueError(f"attention_backend cpu is not possible here: {choice}: use auto")
+    log.info("packed_weights", used=False, reason=choice)
+    return None
 
 
 def build_packed(
@@ -78,10 +80,12 @@ def build_packed(
     pool = Pool(kernels, torch.get_num_threads())
     model = PackedLlama(shape, max_model_len, kernels, pool, _types(choice.source))
     slots = model.weight_slots()
-    check_weights(sum(slot.nbytes for slot in slots.values()), weight_limit())
+    num_bytes = sum(slot.nbytes for slot in slots.values())
+    check_weights(num_bytes, weight_limit(), PACKED_ADVICE)
     load_weights(slots, choice.source, progress)
     log.info("packed_weights", used=True, variant=kernels.name, threads=pool.num_threads)
-    form = f"packed\0{kernels.name}\0{shape!r}"
+    # Variants give the same bits.
+    form = f"packed\0{ARITHMETIC}\0{shape!r}"
     built = BuiltModel(model, shape, max_model_len, form)
     return built, CpuAttentionBackend(kernels, pool, model.attention_spec)
 

@@ -1,7 +1,7 @@
 """The Llama family on a CPU with weights as a GGUF file has them: one call to the kernels a step.
 
 Owns the packed weights and which checkpoint tensor fills which. Computes what `llama` does, with
-activations rounded to 8 bits before each product; `llama` is its reference. One rank, and the
+activations rounded to 16 bits before each product; `llama` is its reference. One rank, and the
 attention of `worker_svc.cpu.paged_attention`. Made by `packed_build`.
 """
 

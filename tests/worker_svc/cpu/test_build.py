@@ -54,6 +54,25 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "sh -c 'echo was called with $# >&2; exit 1' compiler")
+    problem = build.build(tmp_path / "lib.so") or ""
+    assert problem.startswith("sh failed")
+    assert "was called with" in problem
+    assert "CXX" in (build.build(tmp_path / "lib.so", compiler="'g++") or "")
+
+
+def test_a_tree_that_cannot_be_written_to_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "missing" / "lib.so")
+    whole = build.build
+    monkeypatch.setattr(build, "build", lambda: whole(build.LIBRARY))
+    monkeypatch.setattr(build, "is_current", lambda: False)
+    build.main()
+    assert f"cannot write to {tmp_path / 'missing'}" in capsys.readouterr().err
+
+
 def test_other_processors_have_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
     assert "aarch64" in (build.build(tmp_path / "lib.so") or "")

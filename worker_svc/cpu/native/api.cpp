@@ -80,10 +80,9 @@ EXPORT void pw_unpack_row(const Kernels *kernels, Matrix matrix, int32_t row, fl
 EXPORT void pw_linear(const Kernels *kernels, Matrix matrix, const float *input,
                       int32_t num_tokens, const float *bias, bool adds, float *out) {
   const int64_t groups = int64_t{matrix.columns} / kGroup * num_tokens;
-  std::vector<int8_t> codes(groups * kGroup);
+  std::vector<int16_t> codes(groups * kGroup);
   std::vector<float> scales(groups), sums(groups);
-  std::vector<int32_t> shifts(groups);
-  Activations activations{codes.data(), scales.data(), sums.data(), shifts.data(), num_tokens};
+  Activations activations{codes.data(), scales.data(), sums.data(), num_tokens};
   for (int32_t token = 0; token < num_tokens; ++token)
     kernels->quantize(input + int64_t{token} * matrix.columns, matrix.columns, token, activations);
   const int32_t end = (matrix.rows + kernels->lanes - 1) / kernels->lanes;

@@ -136,7 +136,7 @@ bool gather(const Pages &pages, const Queries &queries, int start, int count,
     }
     done += width;
   }
-  return lanes_sum(rest) == 0.0f;
+  return is_zero(rest);
 }
 
 // The keys of a tile, from `start` on, that a query sees: [first, end) within the tile.
@@ -165,16 +165,19 @@ void weigh(const Workspace &work, int query, int dim, const Seen &seen) {
   for (int i = kLanes; i < kKeyTile; i += kLanes) largest = vmax(largest, load(scores + i));
   const float before = work.maxima[query], here = lanes_max(largest);
   const float maximum = here > before ? here : before;
-  Vector total = splat(0.0f);
-  for (int i = 0; i < kKeyTile; i += kLanes) {
-    const Vector weight = exponential(sub(load(scores + i), splat(maximum)));
-    store(scores + i, weight);
-    total = add(total, weight);
-  }
+  Vector totals[kParts];
+  for (int part = 0; part < kParts; ++part) totals[part] = splat(0.0f);
+  for (int i = 0; i < kKeyTile; i += kParts * kLanes)
+    for (int part = 0; part < kParts; ++part) {
+      float *place = scores + i + part * kLanes;
+      const Vector weight = exponential(sub(load(place), splat(maximum)));
+      store(place, weight);
+      totals[part] = add(totals[part], weight);
+    }
   float shrinks[kLanes];
   store(shrinks, exponential(splat(before - maximum)));
   work.maxima[query] = maximum;
-  work.weights[query] = work.weights[query] * shrinks[0] + lanes_sum(total);
+  work.weights[query] = work.weights[query] * shrinks[0] + sum_of(totals);
   if (shrinks[0] == 1.0f) return;
   float *sums = work.sums + int64_t{query} * dim;
   for (int d = 0; d < dim; d += kLanes) store(sums + d, mul(load(sums + d), splat(shrinks[0])));

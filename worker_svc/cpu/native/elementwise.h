@@ -1,5 +1,6 @@
 // Norm, rotation, activation and the exponential. Included by a variant after its simd_*.h.
-// Sizes are multiples of kLanes, but those of heads in rotate, which may be any.
+// Sizes are multiples of 16, but those of heads in rotate, which may be any. Every variant adds up
+// in the same order: machines that differ in it would give different tokens.
 #pragma once
 
 #include <cmath>
@@ -27,9 +28,14 @@ inline Vector exponential(Vector x) {
 }
 
 void rms_norm(const float *input, const float *weight, float eps, int32_t size, float *output) {
-  Vector sum = splat(0.0f);
-  for (int i = 0; i < size; i += kLanes) sum = fma(load(input + i), load(input + i), sum);
-  const Vector factor = splat(1.0f / std::sqrt(lanes_sum(sum) / static_cast<float>(size) + eps));
+  Vector squares[kParts];
+  for (int part = 0; part < kParts; ++part) squares[part] = splat(0.0f);
+  for (int i = 0; i < size; i += kParts * kLanes)
+    for (int part = 0; part < kParts; ++part) {
+      const Vector value = load(input + i + part * kLanes);
+      squares[part] = fma(value, value, squares[part]);
+    }
+  const Vector factor = splat(1.0f / std::sqrt(sum_of(squares) / static_cast<float>(size) + eps));
   for (int i = 0; i < size; i += kLanes)
     store(output + i, mul(load(weight + i), mul(load(input + i), factor)));
 }

@@ -21,12 +21,11 @@ struct Matrix {
   int32_t columns;
 };
 
-// Tokens whose activations are quantized: 8 bits, one scale for each group of a token.
+// Tokens whose activations are quantized: 16 bits, one scale for each group of a token.
 struct Activations {
-  int8_t *codes;   // [groups][num_tokens][kGroup]
-  float *scales;   // [groups][num_tokens]
-  float *sums;     // [groups][num_tokens], scale times the sum of the codes
-  int32_t *shifts; // [groups][num_tokens], 128 times the sum of the codes
+  int16_t *codes; // [groups][num_tokens][kGroup]
+  float *scales;  // [groups][num_tokens]
+  float *sums;    // [groups][num_tokens], scale times the sum of the codes
   int32_t num_tokens;
 };
 

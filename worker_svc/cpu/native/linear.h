@@ -1,12 +1,15 @@
 // Packed weights times quantized activations. Included by a variant after its simd_*.h.
 //
 // A matrix is packed in groups of kLanes rows. For each group of rows, in this order:
-//   codes    [columns / 32][...]: 8 vectors of bytes, lane l of vector j has weights 4j to 4j + 3
-//            of row l; with 4 bits, vector i also holds vector i + 4 in its high halves
+//   codes    [columns / 32][...]: vectors whose lane l has weights of row l, in 32 bits, and
+//            pairs of weights in the same bits of both 16-bit words: weights 2p and 2p + 1 of a
+//            group are pair p. With 4 bits a vector has pairs 4i to 4i + 3, in the nibbles of the
+//            words, lowest first; with 8 bits pairs 2i and 2i + 1, in the bytes of the words.
 //   scales   [columns / 32][kLanes] float16
 //   offsets  [columns / 32][kLanes] float16, of kQ4 only: weight = code * scale + offset
 //
-// Every row of a product is computed in the same order whatever tokens are beside it.
+// Products of a group are whole numbers, and exact: activations have 16 bits. Every row of a
+// product is computed in the same order whatever tokens are beside it.
 #pragma once
 
 #include "kernels.h"
@@ -16,7 +19,10 @@ namespace {
 
 constexpr int kBytes4 = 16 * kLanes; // codes of a group of kLanes rows
 constexpr int kBytes8 = 32 * kLanes;
-constexpr int kHeldTokens = 4; // their sums stay in registers
+constexpr int kVectorBytes = 4 * kLanes;
+constexpr int kTokens = 4; // that a group is unpacked for at once: their sums stay in registers
+constexpr float kLargestCode = 32767.0f;
+constexpr float kLeastScale = 1e-37f; // below it a group counts as zero: its inverse is no number
 
 enum GgmlType : int32_t { kGgmlQ4_0 = 2, kGgmlQ4_1 = 3, kGgmlQ8_0 = 8 };
 
@@ -39,17 +45,21 @@ inline uint16_t float_to_half(float value) {
   return halves[0];
 }
 
-// Weight k of a group in lane l is in this byte of its vectors of codes.
-inline int code_place(int k, int lane) { return k / 4 * 4 * kLanes + 4 * lane + k % 4; }
+// Where weight k of a group in lane l lies among its codes: a byte, with 4 bits half of one.
+inline int byte_of_4(int k, int lane) {
+  const int pair = k / 2, word = k % 2;
+  return pair / 4 * kVectorBytes + 4 * lane + 2 * word + pair % 4 / 2;
+}
+inline int shift_of_4(int k) { return k / 2 % 2 * 4; }
+inline int byte_of_8(int k, int lane) {
+  const int pair = k / 2, word = k % 2;
+  return pair / 2 * kVectorBytes + 4 * lane + 2 * word + pair % 2;
+}
 
 inline void pack_codes_4(const uint8_t *nibbles, int lane, uint8_t *out) {
   for (int k = 0; k < kGroup; ++k) {
-    const uint8_t code = k < 16 ? nibbles[k] & 0x0f : nibbles[k - 16] >> 4;
-    // Places of the second half are those of the first, in the high bits.
-    if (k < 16)
-      out[code_place(k, lane)] |= code;
-    else
-      out[code_place(k - 16, lane)] |= static_cast<uint8_t>(code << 4);
+    const int code = k < 16 ? nibbles[k] & 0x0f : nibbles[k - 16] >> 4;
+    out[byte_of_4(k, lane)] |= static_cast<uint8_t>(code << shift_of_4(k));
   }
 }
 
@@ -72,8 +82,7 @@ void pack(int32_t ggml_type, const uint8_t *blocks, int32_t rows, int32_t column
       std::memcpy(&scale, block, 2);
       scales[g * kLanes + lane] = scale;
       if (kind == kQ8) {
-        for (int k = 0; k < kGroup; ++k)
-          codes[code_place(k, lane)] = block[2 + k] ^ (kHasUnsignedWeights ? 0x80 : 0);
+        for (int k = 0; k < kGroup; ++k) codes[byte_of_8(k, lane)] = block[2 + k];
         continue;
       }
       pack_codes_4(block + (ggml_type == kGgmlQ4_1 ? 4 : 2), lane, codes);
@@ -96,11 +105,8 @@ void unpack_row(const Matrix &matrix, int32_t row, float *out) {
     const float scale = half_to_float(scales[g * kLanes + lane]);
     const float offset = matrix.kind == kQ4 ? half_to_float(offsets[g * kLanes + lane]) : 0.0f;
     for (int k = 0; k < kGroup; ++k) {
-      int code;
-      if (matrix.kind == kQ8)
-        code = static_cast<int8_t>(codes[code_place(k, lane)] ^ (kHasUnsignedWeights ? 0x80 : 0));
-      else
-        code = k < 16 ? codes[code_place(k, lane)] & 0x0f : codes[code_place(k - 16, lane)] >> 4;
+      const int code = matrix.kind == kQ8 ? static_cast<int8_t>(codes[byte_of_8(k, lane)])
+                                          : codes[byte_of_4(k, lane)] >> shift_of_4(k) & 0x0f;
       out[g * kGroup + k] = scale * static_cast<float>(code) + offset;
     }
   }
@@ -112,18 +118,17 @@ void quantize(const float *input, int32_t size, int32_t token, const Activations
     Vector largest = magnitude(load(values));
     for (int i = kLanes; i < kGroup; i += kLanes)
       largest = vmax(largest, magnitude(load(values + i)));
-    const float scale = lanes_max(largest) / 127.0f;
-    const float factor = scale > 0.0f ? 1.0f / scale : 0.0f;
+    const float scale = lanes_max(largest) / kLargestCode;
+    const float factor = scale > kLeastScale ? 1.0f / scale : 0.0f;
     const int64_t place = int64_t{g} * output.num_tokens + token;
-    const int32_t sum = round_to_bytes(values, factor, output.codes + place * kGroup);
+    const int32_t sum = round_to_words(values, factor, output.codes + place * kGroup);
     // Conversion to a whole number would hide NaN and infinity; the scale carries them on.
     Vector rest = splat(0.0f);
     for (int i = 0; i < kGroup; i += kLanes)
       rest = add(rest, sub(load(values + i), load(values + i)));
-    const float checked = scale + lanes_sum(rest);
+    const float checked = is_zero(rest) ? scale : NAN;
     output.scales[place] = checked;
     output.sums[place] = checked * static_cast<float>(sum);
-    output.shifts[place] = 128 * sum;
   }
 }
 
@@ -152,60 +157,74 @@ inline void finish(const Matrix &matrix, const Output &output, int first, int to
   }
 }
 
-// Offsets times the sums of the tokens' groups: the part of a product that has no codes.
-inline Vector offset_part(const RowGroup &rows, const Activations &input, int token) {
-  Vector sum = splat(0.0f);
-  for (int g = 0; g < rows.num_groups; ++g)
-    sum = fma(load_half(rows.offsets + g * kLanes),
-              splat(input.sums[int64_t{g} * input.num_tokens + token]), sum);
-  return sum;
+constexpr int kAhead = 1024; // bytes; a page's end stops the processor's own prefetching
+
+// Asks for the codes that are read some groups later.
+template <int kBytes> inline void prefetch(const uint8_t *p) {
+  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kAhead + i);
 }
 
-template <typename Group, int kCodeBytes, bool kHasOffsets, int kTokens>
-void multiply_few(const Matrix &matrix, const RowGroup &rows, const Activations &input, int first,
-                  int token, const Output &output) {
-  Vector sums[kTokens], parts[kTokens];
-  for (int t = 0; t < kTokens; ++t) sums[t] = parts[t] = splat(0.0f);
+template <int kCount>
+inline void add_pair(Integers (&sums)[kCount], Integers codes, const int16_t *pair) {
+#pragma GCC unroll 4
+  for (int t = 0; t < kCount; ++t)
+    sums[t] = add_products(sums[t], codes, splat_pair(pair + t * kGroup));
+}
+
+// Adds the products of a group of each row with that of kCount tokens.
+struct Group4 {
+  static constexpr int kBytes = kBytes4;
+  template <int kCount>
+  static void add_all(const uint8_t *codes, const int16_t *tokens, Integers (&sums)[kCount]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Integers words = codes_at(codes + i * kVectorBytes);
+      const int16_t *pairs = tokens + 8 * i;
+      add_pair(sums, low_nibbles(words), pairs);
+      add_pair(sums, low_nibbles(shift_right<4>(words)), pairs + 2);
+      add_pair(sums, low_nibbles(shift_right<8>(words)), pairs + 4);
+      add_pair(sums, shift_right<12>(words), pairs + 6);
+    }
+  }
+};
+
+struct Group8 {
+  static constexpr int kBytes = kBytes8;
+  template <int kCount>
+  static void add_all(const uint8_t *codes, const int16_t *tokens, Integers (&sums)[kCount]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const Integers words = codes_at(codes + i * kVectorBytes);
+      add_pair(sums, low_bytes(words), tokens + 4 * i);
+      add_pair(sums, high_bytes(words), tokens + 4 * i + 2);
+    }
+  }
+};
+
+// Tokens [token, token + kCount) times one row group, whose lane 0 is row `first`.
+template <typename Group, bool kHasOffsets, int kCount>
+void multiply_tokens(const Matrix &matrix, const RowGroup &rows, const Activations &input,
+                     int first, int token, const Output &output) {
+  Vector sums[kCount];
+  for (int t = 0; t < kCount; ++t) sums[t] = splat(0.0f);
   for (int g = 0; g < rows.num_groups; ++g) {
-    const Group group(rows.codes + int64_t{g} * kCodeBytes);
-    const Vector scale = load_half(rows.scales + g * kLanes);
-    const Vector offset = kHasOffsets ? load_half(rows.offsets + g * kLanes) : splat(0.0f);
+    const uint8_t *codes = rows.codes + int64_t{g} * Group::kBytes;
     const int64_t place = int64_t{g} * input.num_tokens + token;
-    for (int t = 0; t < kTokens; ++t) {
-      const Vector dot = group.dot(input.codes + (place + t) * kGroup, input.shifts[place + t]);
-      sums[t] = fma(mul(scale, splat(input.scales[place + t])), dot, sums[t]);
-      if (kHasOffsets) parts[t] = fma(offset, splat(input.sums[place + t]), parts[t]);
-    }
-  }
-  for (int t = 0; t < kTokens; ++t)
-    finish(matrix, output, first, token + t, kHasOffsets ? add(sums[t], parts[t]) : sums[t]);
-}
-
-// Codes are unpacked once for all tokens, whose sums lie in the first-level cache.
-template <typename Group, int kCodeBytes, bool kHasOffsets>
-void multiply_many(const Matrix &matrix, const RowGroup &rows, const Activations &input, int first,
-                   const Output &output) {
-  alignas(64) float sums[kMaxTokens * kLanes];
-  const int num_tokens = input.num_tokens;
-  std::memset(sums, 0, sizeof(float) * num_tokens * kLanes);
-  for (int g = 0; g < rows.num_groups; ++g) {
-    const Group group(rows.codes + int64_t{g} * kCodeBytes);
+    prefetch<Group::kBytes>(codes);
+    Integers dots[kCount];
+    for (int t = 0; t < kCount; ++t) dots[t] = zeros();
+    Group::add_all(codes, input.codes + place * kGroup, dots);
     const Vector scale = load_half(rows.scales + g * kLanes);
-    const int64_t place = int64_t{g} * num_tokens;
-    for (int t = 0; t < num_tokens; ++t) {
-      const Vector dot = group.dot(input.codes + (place + t) * kGroup, input.shifts[place + t]);
-      float *sum = sums + t * kLanes;
-      store(sum, fma(mul(scale, splat(input.scales[place + t])), dot, load(sum)));
-    }
+    for (int t = 0; t < kCount; ++t)
+      sums[t] = fma(mul(scale, splat(input.scales[place + t])), to_floats(dots[t]), sums[t]);
+    if (!kHasOffsets) continue;
+    const Vector offset = load_half(rows.offsets + g * kLanes);
+    for (int t = 0; t < kCount; ++t) sums[t] = fma(offset, splat(input.sums[place + t]), sums[t]);
   }
-  for (int t = 0; t < num_tokens; ++t) {
-    Vector sum = load(sums + t * kLanes);
-    if (kHasOffsets) sum = add(sum, offset_part(rows, input, t));
-    finish(matrix, output, first, t, sum);
-  }
+  for (int t = 0; t < kCount; ++t) finish(matrix, output, first, token + t, sums[t]);
 }
 
-template <typename Group, int kCodeBytes, bool kHasOffsets>
+template <typename Group, bool kHasOffsets>
 void multiply_as(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
                  const Output &output) {
   const int num_groups = matrix.columns / kGroup;
@@ -213,25 +232,26 @@ void multiply_as(const Matrix &matrix, const Activations &input, int32_t begin, 
   for (int32_t i = begin; i < end; ++i) {
     RowGroup rows;
     rows.codes = matrix.data + i * bytes;
-    rows.scales = reinterpret_cast<const uint16_t *>(rows.codes + int64_t{num_groups} * kCodeBytes);
+    rows.scales =
+        reinterpret_cast<const uint16_t *>(rows.codes + int64_t{num_groups} * Group::kBytes);
     rows.offsets = rows.scales + num_groups * kLanes;
     rows.num_groups = num_groups;
     const int first = i * kLanes;
-    switch (input.num_tokens) {
-    case 1:
-      multiply_few<Group, kCodeBytes, kHasOffsets, 1>(matrix, rows, input, first, 0, output);
+    int token = 0;
+    for (; token + kTokens <= input.num_tokens; token += kTokens)
+      multiply_tokens<Group, kHasOffsets, kTokens>(matrix, rows, input, first, token, output);
+    switch (input.num_tokens - token) {
+    case 3:
+      multiply_tokens<Group, kHasOffsets, 3>(matrix, rows, input, first, token, output);
       break;
     case 2:
-      multiply_few<Group, kCodeBytes, kHasOffsets, 2>(matrix, rows, input, first, 0, output);
+      multiply_tokens<Group, kHasOffsets, 2>(matrix, rows, input, first, token, output);
       break;
-    case 3:
-      multiply_few<Group, kCodeBytes, kHasOffsets, 3>(matrix, rows, input, first, 0, output);
-      break;
-    case kHeldTokens:
-      multiply_few<Group, kCodeBytes, kHasOffsets, 4>(matrix, rows, input, first, 0, output);
+    case 1:
+      multiply_tokens<Group, kHasOffsets, 1>(matrix, rows, input, first, token, output);
       break;
     default:
-      multiply_many<Group, kCodeBytes, kHasOffsets>(matrix, rows, input, first, output);
+      break;
     }
   }
 }
@@ -239,9 +259,9 @@ void multiply_as(const Matrix &matrix, const Activations &input, int32_t begin, 
 void multiply(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
               const Output &output) {
   if (matrix.kind == kQ4)
-    multiply_as<Group4, kBytes4, true>(matrix, input, begin, end, output);
+    multiply_as<Group4, true>(matrix, input, begin, end, output);
   else
-    multiply_as<Group8, kBytes8, false>(matrix, input, begin, end, output);
+    multiply_as<Group8, false>(matrix, input, begin, end, output);
 }
 
 } // namespace

@@ -8,7 +8,6 @@ namespace {
 constexpr int32_t kPiecesPerThread = 4; // of a matrix product: threads that others delay do fewer
 constexpr int32_t kTokensPerPiece = 8;
 
-
 } // namespace
 
 Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
@@ -29,11 +28,10 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
   attended_.reset(new float[int64_t{kMaxTokens} * query_size_]);
   gate_up_.reset(new float[2LL * kMaxTokens * model.intermediate_size]);
   normed_.reset(new float[int64_t{kMaxTokens} * model.hidden_size]);
-  codes_.reset(new int8_t[groups * kGroup]);
+  codes_.reset(new int16_t[groups * kGroup]);
   scales_.reset(new float[groups]);
   sums_.reset(new float[groups]);
-  shifts_.reset(new int32_t[groups]);
-  input_ = Activations{codes_.get(), scales_.get(), sums_.get(), shifts_.get(), 0};
+  input_ = Activations{codes_.get(), scales_.get(), sums_.get(), 0};
 }
 
 void Plan::forward(const Cache &cache, const Step &step, float *hidden) {

@@ -108,9 +108,8 @@ private:
   int32_t qkv_size_, query_size_;
   std::vector<Tile> tiles_;
   std::unique_ptr<float[]> qkv_, attended_, gate_up_, normed_;
-  std::unique_ptr<int8_t[]> codes_;
+  std::unique_ptr<int16_t[]> codes_;
   std::unique_ptr<float[]> scales_, sums_;
-  std::unique_ptr<int32_t[]> shifts_;
   Activations input_;
 };
 

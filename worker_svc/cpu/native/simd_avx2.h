@@ -1,4 +1,4 @@
-// Vectors of 8 floats and products of bytes with AVX2, FMA and F16C.
+// Vectors of 8 floats and products of 16-bit numbers with AVX2, FMA and F16C.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@ namespace {
 
 using Vector = __m256;
 constexpr int kLanes = 8;
-constexpr bool kHasUnsignedWeights = false; // 8-bit weights are stored as they are
+constexpr int kParts = 2; // vectors of 16 values
 
 inline Vector load(const float *p) { return _mm256_loadu_ps(p); }
 inline void store(float *p, Vector v) { _mm256_storeu_ps(p, v); }
@@ -29,10 +29,15 @@ inline Vector load_half(const uint16_t *p) {
 inline void store_half(uint16_t *p, Vector v) {
   _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
-inline float lanes_sum(Vector v) {
+// 16 values in the order of every variant: halves are added until one is left.
+inline float sum_of(const Vector (&parts)[kParts]) {
+  const Vector v = _mm256_add_ps(parts[0], parts[1]);
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline bool is_zero(Vector v) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ)) == 0;
 }
 inline float lanes_max(Vector v) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -52,77 +57,51 @@ inline Vector zero_below(Vector x, Vector limit, Vector value) {
   value = _mm256_andnot_ps(_mm256_cmp_ps(x, limit, _CMP_LT_OQ), value);
   return _mm256_blendv_ps(value, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
-// Rounds 32 floats times `factor` to bytes; returns their sum.
-inline int32_t round_to_bytes(const float *input, float factor, int8_t *output) {
-  Vector f = splat(factor);
-  __m256i a = _mm256_cvtps_epi32(mul(load(input), f));
-  __m256i b = _mm256_cvtps_epi32(mul(load(input + 8), f));
-  __m256i c = _mm256_cvtps_epi32(mul(load(input + 16), f));
-  __m256i d = _mm256_cvtps_epi32(mul(load(input + 24), f));
-  __m256i total = _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
-  __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-  bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  _mm256_storeu_si256(reinterpret_cast<__m256i *>(output), bytes);
+// Rounds 32 floats times `factor` to 16 bits; returns their sum.
+inline int32_t round_to_words(const float *input, float factor, int16_t *output) {
+  const Vector f = splat(factor);
+  __m256i total = _mm256_setzero_si256();
+  for (int i = 0; i < 32; i += 16) {
+    const __m256i a = _mm256_cvtps_epi32(mul(load(input + i), f));
+    const __m256i b = _mm256_cvtps_epi32(mul(load(input + i + 8), f));
+    total = _mm256_add_epi32(total, _mm256_add_epi32(a, b));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(output + i), words);
+  }
   __m128i x = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
   x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
   x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1));
   return _mm_cvtsi128_si32(x);
 }
 
-// One group of a row in each lane, ready for products with tokens.
-inline __m256i bytes_at(const uint8_t *p) {
+// 16-bit or 32-bit numbers: two codes of a row in each lane, or a sum of products.
+using Integers = __m256i;
+
+inline Integers zeros() { return _mm256_setzero_si256(); }
+inline Vector to_floats(Integers sums) { return _mm256_cvtepi32_ps(sums); }
+inline Integers codes_at(const uint8_t *p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
 }
-inline __m256i splat_4(const int8_t *codes, int j) {
-  int32_t four;
-  std::memcpy(&four, codes + 4 * j, 4);
-  return _mm256_set1_epi32(four);
+template <int kBits> inline Integers shift_right(Integers words) {
+  return _mm256_srli_epi16(words, kBits);
 }
-
-constexpr int kAhead = 1024; // bytes; a page's end stops the processor's own prefetching
-
-// Asks for the codes that are read some groups later.
-template <int kBytes> inline void prefetch(const uint8_t *p) {
-  for (int i = 0; i < kBytes; i += 64)
-    _mm_prefetch(reinterpret_cast<const char *>(p) + kAhead + i, _MM_HINT_T0);
+inline Integers low_nibbles(Integers words) {
+  return _mm256_and_si256(words, _mm256_set1_epi16(0x0f));
 }
-
-struct Group4 {
-  __m256i codes[8];
-  explicit Group4(const uint8_t *p) {
-    prefetch<128>(p);
-    const __m256i low = _mm256_set1_epi8(0x0f);
-    for (int i = 0; i < 4; ++i) {
-      __m256i both = bytes_at(p + 32 * i);
-      codes[i] = _mm256_and_si256(both, low);
-      codes[i + 4] = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
-    }
-  }
-  // Sums of 8 products stay below 2^15, since codes are below 16.
-  Vector dot(const int8_t *token, int32_t) const {
-    __m256i sum = _mm256_maddubs_epi16(codes[0], splat_4(token, 0));
-    for (int j = 1; j < 8; ++j)
-      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[j], splat_4(token, j)));
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
-  }
-};
-
-struct Group8 {
-  const uint8_t *signs;
-  __m256i magnitudes[8];
-  explicit Group8(const uint8_t *p) : signs(p) {
-    prefetch<256>(p);
-    for (int j = 0; j < 8; ++j) magnitudes[j] = _mm256_abs_epi8(bytes_at(p + 32 * j));
-  }
-  Vector dot(const int8_t *token, int32_t) const {
-    __m256i sum = _mm256_setzero_si256();
-    for (int j = 0; j < 8; ++j) {
-      __m256i moved = _mm256_sign_epi8(splat_4(token, j), bytes_at(signs + 32 * j));
-      __m256i pairs = _mm256_maddubs_epi16(magnitudes[j], moved);
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-    return _mm256_cvtepi32_ps(sum);
-  }
-};
+// Signed bytes, the low and the high ones of words, as words.
+inline Integers low_bytes(Integers words) {
+  return _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8);
+}
+inline Integers high_bytes(Integers words) { return _mm256_srai_epi16(words, 8); }
+// The same two activations in each lane.
+inline Integers splat_pair(const int16_t *pair) {
+  int32_t both;
+  std::memcpy(&both, pair, 4);
+  return _mm256_set1_epi32(both);
+}
+// sums + codes times activations, both of a lane's two.
+inline Integers add_products(Integers sums, Integers codes, Integers pair) {
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(codes, pair));
+}
 
 } // namespace

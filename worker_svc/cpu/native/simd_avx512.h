@@ -1,4 +1,4 @@
-// Vectors of 16 floats and products of bytes with AVX-512 (F, BW, DQ, VL) and VNNI.
+// Vectors of 16 floats and products of 16-bit numbers with AVX-512 (F, BW, DQ, VL) and VNNI.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@ namespace {
 
 using Vector = __m512;
 constexpr int kLanes = 16;
-constexpr bool kHasUnsignedWeights = true; // 8-bit weights are stored plus 128
+constexpr int kParts = 1; // vectors of 16 values
 
 inline Vector load(const float *p) { return _mm512_loadu_ps(p); }
 inline void store(float *p, Vector v) { _mm512_storeu_ps(p, v); }
@@ -30,7 +30,17 @@ inline void store_half(uint16_t *p, Vector v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
-inline float lanes_sum(Vector v) { return _mm512_reduce_add_ps(v); }
+// 16 values in the order of every variant: halves are added until one is left.
+inline float sum_of(const Vector (&parts)[kParts]) {
+  const __m256 v = _mm256_add_ps(_mm512_castps512_ps256(parts[0]),
+                                 _mm512_extractf32x8_ps(parts[0], 1));
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline bool is_zero(Vector v) {
+  return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0;
+}
 inline float lanes_max(Vector v) { return _mm512_reduce_max_ps(v); }
 inline Vector round_nearest(Vector v) {
   return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -45,66 +55,42 @@ inline Vector zero_below(Vector x, Vector limit, Vector value) {
   value = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), value);
   return _mm512_mask_mov_ps(value, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
 }
-// Rounds 32 floats times `factor` to bytes; returns their sum.
-inline int32_t round_to_bytes(const float *input, float factor, int8_t *output) {
-  Vector f = splat(factor);
-  __m512i a = _mm512_cvtps_epi32(mul(load(input), f));
-  __m512i b = _mm512_cvtps_epi32(mul(load(input + 16), f));
-  _mm_storeu_si128(reinterpret_cast<__m128i *>(output), _mm512_cvtsepi32_epi8(a));
-  _mm_storeu_si128(reinterpret_cast<__m128i *>(output + 16), _mm512_cvtsepi32_epi8(b));
+// Rounds 32 floats times `factor` to 16 bits; returns their sum.
+inline int32_t round_to_words(const float *input, float factor, int16_t *output) {
+  const Vector f = splat(factor);
+  const __m512i a = _mm512_cvtps_epi32(mul(load(input), f));
+  const __m512i b = _mm512_cvtps_epi32(mul(load(input + 16), f));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(output), _mm512_cvtsepi32_epi16(a));
+  _mm256_storeu_si256(reinterpret_cast<__m256i *>(output + 16), _mm512_cvtsepi32_epi16(b));
   return _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
 }
 
-// One group of a row in each lane, ready for products with tokens.
-inline __m512i bytes_at(const uint8_t *p) { return _mm512_loadu_si512(p); }
-inline __m512i splat_4(const int8_t *codes, int j) {
-  int32_t four;
-  std::memcpy(&four, codes + 4 * j, 4);
-  return _mm512_set1_epi32(four);
+// 16-bit or 32-bit numbers: two codes of a row in each lane, or a sum of products.
+using Integers = __m512i;
+
+inline Integers zeros() { return _mm512_setzero_si512(); }
+inline Vector to_floats(Integers sums) { return _mm512_cvtepi32_ps(sums); }
+inline Integers codes_at(const uint8_t *p) { return _mm512_loadu_si512(p); }
+template <int kBits> inline Integers shift_right(Integers words) {
+  return _mm512_srli_epi16(words, kBits);
 }
-inline __m512i dot_8(const __m512i *codes, const int8_t *token) {
-  __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
-  for (int j = 0; j < 8; j += 2) {
-    even = _mm512_dpbusd_epi32(even, codes[j], splat_4(token, j));
-    odd = _mm512_dpbusd_epi32(odd, codes[j + 1], splat_4(token, j + 1));
-  }
-  return _mm512_add_epi32(even, odd);
+inline Integers low_nibbles(Integers words) {
+  return _mm512_and_si512(words, _mm512_set1_epi16(0x0f));
 }
-
-constexpr int kAhead = 1024; // bytes; a page's end stops the processor's own prefetching
-
-// Asks for the codes that are read some groups later.
-template <int kBytes> inline void prefetch(const uint8_t *p) {
-  for (int i = 0; i < kBytes; i += 64)
-    _mm_prefetch(reinterpret_cast<const char *>(p) + kAhead + i, _MM_HINT_T0);
+// Signed bytes, the low and the high ones of words, as words.
+inline Integers low_bytes(Integers words) {
+  return _mm512_srai_epi16(_mm512_slli_epi16(words, 8), 8);
 }
-
-struct Group4 {
-  __m512i codes[8];
-  explicit Group4(const uint8_t *p) {
-    prefetch<256>(p);
-    const __m512i low = _mm512_set1_epi8(0x0f);
-    for (int i = 0; i < 4; ++i) {
-      __m512i both = bytes_at(p + 64 * i);
-      codes[i] = _mm512_and_si512(both, low);
-      codes[i + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
-    }
-  }
-  Vector dot(const int8_t *token, int32_t) const {
-    return _mm512_cvtepi32_ps(dot_8(codes, token));
-  }
-};
-
-struct Group8 {
-  __m512i codes[8];
-  explicit Group8(const uint8_t *p) {
-    prefetch<512>(p);
-    for (int j = 0; j < 8; ++j) codes[j] = bytes_at(p + 64 * j);
-  }
-  // Codes are 128 too large, so the sum is by 128 times that of the token's.
-  Vector dot(const int8_t *token, int32_t shift) const {
-    return _mm512_cvtepi32_ps(_mm512_sub_epi32(dot_8(codes, token), _mm512_set1_epi32(shift)));
-  }
-};
+inline Integers high_bytes(Integers words) { return _mm512_srai_epi16(words, 8); }
+// The same two activations in each lane.
+inline Integers splat_pair(const int16_t *pair) {
+  int32_t both;
+  std::memcpy(&both, pair, 4);
+  return _mm512_set1_epi32(both);
+}
+// sums + codes times activations, both of a lane's two.
+inline Integers add_products(Integers sums, Integers codes, Integers pair) {
+  return _mm512_dpwssd_epi32(sums, codes, pair);
+}
 
 } // namespace
