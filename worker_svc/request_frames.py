@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from pagewire.kit.request_spans import RequestSpans
 from pagewire.kit.spans import Spans
@@ -13,13 +14,14 @@ from worker_svc.step import SchedulerOutput
 async def with_spans(frames: AsyncGenerator[Frame], spans: Spans) -> AsyncGenerator[Frame]:
     """Pass frames on; requests of sampled traces have a span while the worker knows them."""
     requests = RequestSpans(spans, "worker.request")
-    try:
-        async for frame in frames:
-            if isinstance(frame.payload, StepFrame):
-                _note(requests, frame.payload.step)
-            yield frame
-    finally:
-        requests.end_all()
+    async with aclosing(frames):
+        try:
+            async for frame in frames:
+                if isinstance(frame.payload, StepFrame):
+                    _note(requests, frame.payload.step)
+                yield frame
+        finally:
+            requests.end_all()
 
 
 def _note(requests: RequestSpans, step: SchedulerOutput) -> None:

@@ -5,6 +5,8 @@ Clients see their own requests, and those named by `--trace-readers` everybody's
 
 from __future__ import annotations
 
+from itertools import islice
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +14,7 @@ from gateway.http.fields import invalid
 from gateway.http.json_response import json_response
 from gateway.trace.recorder import TraceRecorder
 from gateway.trace.report import summary, whole
+from gateway.trace.request_trace import RequestTrace
 from pagewire.kit.errors import NotFoundError
 
 _MAX_LISTED = 1000
@@ -28,13 +31,16 @@ class TraceRoutes:
         """The last ones and the slowest, without their timelines."""
         self._check_on()
         limit = _limit(request.query_params.get("limit"))
-        store, may_read = self._recorder.store, self._recorder.may_read
-        lists = {"recent": store.recent(), "slowest": store.slowest()}
+        store = self._recorder.store
+        lists = {
+            name: filter(self._may_read, kept)
+            for name, kept in (("recent", store.recent()), ("slowest", store.slowest()))
+        }
         return json_response(
             {"object": "list"}
             | {
-                name: [summary(each) for each in kept if may_read(each.client)][:limit]
-                for name, kept in lists.items()
+                name: [summary(each) for each in islice(readable, limit)]
+                for name, readable in lists.items()
             }
         )
 
@@ -43,7 +49,7 @@ class TraceRoutes:
         self._check_on()
         request_id = request.path_params["request_id"]
         trace = self._recorder.store.find(request_id)
-        if trace is None or not self._recorder.may_read(trace.client):
+        if trace is None or not self._may_read(trace):
             raise NotFoundError(
                 f"no trace of request `{request_id[:128]}` is kept: it has not ended yet, or too"
                 " many came after it (--trace-requests), or its x-request-id was another",
@@ -51,6 +57,9 @@ class TraceRoutes:
                 field="request_id",
             )
         return json_response(whole(trace))
+
+    def _may_read(self, trace: RequestTrace) -> bool:
+        return self._recorder.may_read(trace.client)
 
     def _check_on(self) -> None:
         if not self._recorder.store.is_on:
