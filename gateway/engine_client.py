@@ -204,11 +204,11 @@ class EngineClient:
 
     async def run(self) -> None:
         """Keep connected until closed or cancelled."""
-        async with open_channel(self.target, tls=self._settings.tls) as channel:
-            stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-            while not self._is_closed:
+        while not self._is_closed:
+            # A channel anew each time: one shows the certificate that it was opened with.
+            async with open_channel(self.target, tls=self._settings.tls) as channel:
                 try:
-                    await self._serve_once(stub)
+                    await self._serve_once(scheduler_pb2_grpc.SchedulerServiceStub(channel))
                 except grpc.aio.AioRpcError as exc:
                     is_refused = from_rpc_error(exc).reason == _ID_TAKEN
                     self._on_lost(f"{exc.code().name}: {exc.details()}", is_refused=is_refused)
@@ -218,7 +218,7 @@ class EngineClient:
                     # A bug that one stream meets must not end the others, nor the process.
                     log.error("engine_stream_failed", target=self.target, exc_info=exc)
                     self._on_lost("internal error")
-                await self._recovery.backoff.wait()
+            await self._recovery.backoff.wait()
 
     async def _serve_once(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub) -> None:
         ledger = StepLedger() if self._settings.traces else NO_LEDGER

@@ -1,7 +1,8 @@
 """The tokenizers' addresses in turn, with an open channel each; names are looked up while it runs.
 
 Channels stay open when a stream is lost, because closing one cancels the unary calls on it; those
-of addresses that have left are closed when the next one is asked for. It does not know whether
+of addresses that have left, or with a certificate that was renewed since, are closed when the next
+one is asked for. It does not know whether
 anybody answers: `tokenizer_client` does.
 """
 
@@ -37,15 +38,15 @@ class TokenizerTargets:
         self._addresses: list[str] = []
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stubs: dict[str, Stub] = {}
+        self._credentials = None if tls is None else tls.credentials
+        """Those that channels were opened with."""
         self._last = ""
         self._any = asyncio.Event()
 
     async def next(self) -> tuple[str, Stub]:
         """Return the address after the last one, round and round, once there is any."""
         await self._any.wait()
-        for address in [each for each in self._channels if each not in self._addresses]:
-            del self._stubs[address]
-            await self._channels.pop(address).close()
+        await self._close_old()
         places = {address: place for place, address in enumerate(self._addresses)}
         place = (places.get(self._last, -1) + 1) % len(self._addresses)
         address = self._last = self._addresses[place]
@@ -58,6 +59,16 @@ class TokenizerTargets:
     def addresses(self) -> Sequence[str]:
         """Who is there."""
         return self._addresses
+
+    async def _close_old(self) -> None:
+        credentials = None if self._tls is None else self._tls.current()
+        is_renewed = credentials is not self._credentials
+        self._credentials = credentials
+        for address in [
+            each for each in self._channels if is_renewed or each not in self._addresses
+        ]:
+            del self._stubs[address]
+            await self._channels.pop(address).close()
 
     def set_addresses(self, addresses: Sequence[str]) -> None:
         """Note who is there; with nobody left, those from before are kept."""

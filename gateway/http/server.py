@@ -103,11 +103,24 @@ class HttpServer:
                 raise InternalError("the HTTP server did not start")
             await asyncio.sleep(0.005)  # uvicorn has no event for it
 
+    async def wait_ended(self) -> None:
+        """Return when `stop` has ended it.
+
+        Raises:
+            InternalError: It ended by itself.
+        """
+        if self._task is None:
+            return
+        await asyncio.wait({self._task})
+        if not self._server.should_exit:
+            cause = None if self._task.cancelled() else self._task.exception()
+            raise InternalError("the HTTP server ended by itself") from cause
+
     async def stop(self) -> None:
         """Close the listener, let answers that are being written end, close; idempotent."""
         if self._task is not None:
             self._server.should_exit = True
-            await self._task
+            await asyncio.wait({self._task})  # how it ended, `wait_ended` tells
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

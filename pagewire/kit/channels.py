@@ -88,7 +88,7 @@ def open_channel(
     merged["grpc.ssl_target_name_override"] = tls.server_name
     merged.update(options)
     return ContextChannel(
-        grpc.aio.secure_channel(check_target(target), tls.credentials, list(merged.items()))
+        grpc.aio.secure_channel(check_target(target), tls.current(), list(merged.items()))
     )
 
 

@@ -1,18 +1,23 @@
 """PEM files of a certificate, its key and the authorities of the other side, read and tried.
 
-It knows neither gRPC nor HTTP, nor what the certificates are for.
+`WatchedPems` reads them again when they were replaced. It knows neither gRPC nor HTTP, nor what the
+certificates are for.
 """
 
 from __future__ import annotations
 
 import ssl
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagewire.kit.config import ConfigError
+from pagewire.kit.logs import get_logger
 
 _MAX_FILE_BYTES = 1024 * 1024
+
+log = get_logger("pagewire.kit.pem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,44 @@ class PemPaths:
             OSError: One is gone.
         """
         return tuple((path.stat().st_ino, path.stat().st_mtime_ns) for path, _ in self)
+
+
+class WatchedPems:
+    """The files of a certificate that may be renewed; any thread may ask."""
+
+    def __init__(self, paths: PemPaths) -> None:
+        """Read the files for the first time.
+
+        Raises:
+            ConfigError: One cannot be used.
+        """
+        self._paths = paths
+        self._lock = threading.Lock()
+        self._stamps = _stamps(paths)
+        self.first = paths.read()
+
+    def changed(self) -> PemFiles | None:
+        """Return what is new since the last call; None: nothing, or nothing that can be used."""
+        with self._lock:
+            stamps = _stamps(self._paths)
+            if stamps == self._stamps:
+                return None
+            # Noted first: files that do not fit together yet are not read again and again.
+            self._stamps = stamps
+            try:
+                renewed = self._paths.read()
+            except ConfigError as exc:
+                log.warning("certificate_not_renewed", reason=str(exc))
+                return None
+        log.info("certificate_renewed", file=str(self._paths.cert))
+        return renewed
+
+
+def _stamps(paths: PemPaths) -> tuple[tuple[int, int], ...] | None:
+    try:
+        return paths.stamps()
+    except OSError:
+        return None
 
 
 def _read(path: Path, flag: str) -> bytes:

@@ -17,10 +17,9 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from pagewire.kit.config import ConfigError
 from pagewire.kit.errors import PermissionDeniedError
 from pagewire.kit.logs import get_logger
-from pagewire.kit.pem import PemFiles, PemPaths
+from pagewire.kit.pem import PemFiles, PemPaths, WatchedPems
 from pagewire.kit.rpc_handlers import Context, Handler, wrap_handler
 from pagewire.kit.sockets import unix_path
 
@@ -154,38 +153,20 @@ class _Handshakes:
 
 
 class _Certificates:
-    """Reads the files at the start, and again when they were replaced. gRPC's threads call it."""
+    """What a port shows. gRPC's threads ask at each handshake."""
 
     def __init__(self, paths: PemPaths, handshakes: _Handshakes) -> None:
-        self._paths = paths
+        self._pems = WatchedPems(paths)
         self._handshakes = handshakes
         self._lock = threading.Lock()
-        self._stamps = _stamps(paths)
-        self.first = _configuration(paths.read())
+        self.first = _configuration(self._pems.first)
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return what is new; None: nothing is. Called at each handshake."""
+        """Return what is new; None: nothing is."""
         with self._lock:
             self._handshakes.add()
-            stamps = _stamps(self._paths)
-            if stamps == self._stamps:
-                return None
-            # Noted first: files that do not fit together yet are not read at each handshake.
-            self._stamps = stamps
-            try:
-                renewed = _configuration(self._paths.read())
-            except ConfigError as exc:
-                log.warning("certificate_not_renewed", reason=str(exc))
-                return None
-        log.info("certificate_renewed", file=str(self._paths.cert))
-        return renewed
-
-
-def _stamps(paths: PemPaths) -> tuple[tuple[int, int], ...] | None:
-    try:
-        return paths.stamps()
-    except OSError:
-        return None
+        renewed = self._pems.changed()
+        return None if renewed is None else _configuration(renewed)
 
 
 def _configuration(pems: PemFiles) -> grpc.ServerCertificateConfiguration:

@@ -8,13 +8,13 @@ who may call what, is `pagewire.kit.port_security`'s.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
-from pagewire.kit.pem import PemPaths
+from pagewire.kit.pem import PemFiles, PemPaths, WatchedPems
 
 _TOGETHER_RULE = "--tls-cert, --tls-key and --tls-ca go together"
 _FLAGS = ("--tls-cert", "--tls-key", "--tls-ca")
@@ -27,8 +27,15 @@ class PeerTls:
     """How a channel to another service is secured."""
 
     credentials: grpc.ChannelCredentials
+    """As they were at first."""
     server_name: str
     """Which the other side's certificate must have."""
+    renewed: Callable[[], grpc.ChannelCredentials] | None = None
+    """Gives those of now; None: they stay."""
+
+    def current(self) -> grpc.ChannelCredentials:
+        """Return what a channel that is opened now needs. Reads the files if they were replaced."""
+        return self.credentials if self.renewed is None else self.renewed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,25 @@ class TlsIdentity:
         """Return what a channel to a server whose certificate has the name needs; see `peer`."""
         if self.paths is None:
             return None
-        pems = self.paths.read()
-        credentials = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
-        return PeerTls(credentials, name)
+        shown = _ClientCertificates(WatchedPems(self.paths))
+        return PeerTls(shown.current(), name, shown.current)
+
+
+class _ClientCertificates:
+    """What channels show; gRPC takes it at the opening of a channel, and only then."""
+
+    def __init__(self, pems: WatchedPems) -> None:
+        self._pems = pems
+        self._credentials = _channel_credentials(pems.first)
+
+    def current(self) -> grpc.ChannelCredentials:
+        if (renewed := self._pems.changed()) is not None:
+            self._credentials = _channel_credentials(renewed)
+        return self._credentials
+
+
+def _channel_credentials(pems: PemFiles) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from gateway import engine_client
 from gateway.engine_client import EngineSettings
 from gateway.engine_pool import EnginePool, PoolSettings
 from gateway.engine_stream import GatewayIdentity
@@ -19,6 +21,7 @@ from gateway.routing.circuit_breaker import FAILURES_TO_OPEN, FIRST_BACKOFF_S
 from gateway.routing.replica import UNANSWERED_S, Replica
 from gateway.routing.replica_load import LoadReport
 from pagewire.block_hash import hash_blocks
+from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import NotFoundError, PagewireError
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.sampling_params import SamplingParams
@@ -358,6 +361,25 @@ async def test_what_still_runs_when_the_time_to_leave_is_over_moves() -> None:
             await second.until(lambda: second.num_finished)
             await pool.until(lambda: len(pool.pool.replicas) == 1)
             assert owner(pool, live) == second.target
+
+
+async def test_each_connection_is_tried_under_a_channel_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A channel shows the certificate that it was opened with, however old."""
+    opened: list[str] = []
+
+    def open_counted(target: str, **options: Any) -> Any:
+        opened.append(target)
+        return open_channel(target, **options)
+
+    monkeypatch.setattr(engine_client, "open_channel", open_counted)
+    async with fakes(1) as (only,), pool_of([only]) as pool:
+        num_opened = len(opened)
+        only.lose_streams()
+        await pool.until(lambda: not pool.pool.ready)
+        await pool.until(lambda: pool.pool.ready)
+        assert opened[num_opened:] and set(opened) == {only.target}
 
 
 async def test_names_of_models_are_kept_while_nobody_serves_them() -> None:

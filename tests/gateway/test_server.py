@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import uvicorn
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from pagewire.kit.errors import NOT_BEGUN_HEADER, FailedPreconditionError
+from pagewire.kit.errors import NOT_BEGUN_HEADER, FailedPreconditionError, InternalError
 from tests.fakes.fake_scheduler import MODEL
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -64,6 +65,28 @@ async def test_readiness_follows_the_scheduler(gateway: Gateway) -> None:
     await gateway.scheduler.__aexit__()
     await gateway.until_ready(False)
     assert "no scheduler" in gateway.server.readiness.reason()
+
+
+@pytest.mark.parametrize("end", ["a bug", "cancelled"])
+async def test_an_http_server_that_ends_by_itself_ends_the_gateway(
+    run_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Else the process would live on, and answer nobody over HTTP."""
+    ended = asyncio.Event()
+
+    async def serve(server: uvicorn.Server, sockets: object) -> None:
+        server.started = True
+        await ended.wait()
+        if end == "cancelled":
+            raise asyncio.CancelledError
+        raise RuntimeError(end)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", serve)
+    async with run_gateway() as gateway:
+        ended.set()
+        with pytest.raises(InternalError, match="HTTP server ended by itself"):
+            async with asyncio.timeout(20):
+                await gateway.server.wait_failed()
 
 
 async def test_a_port_in_use_is_one_clear_error(gateway: Gateway) -> None:

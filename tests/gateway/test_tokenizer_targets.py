@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from gateway import tokenizer_targets
 from gateway.detokenizer import Detokenizer
 from gateway.tokenizer_client import TokenizerClient
 from gateway.tokenizer_targets import TokenizerTargets
+from tests.security.authority import Authority
 
 NAME = "dns:///tokenizers:1"
 
@@ -76,3 +78,13 @@ async def test_a_client_whose_names_nobody_follows_ends(monkeypatch: pytest.Monk
     with pytest.raises(RuntimeError, match="a bug"):
         async with asyncio.timeout(20):
             await client.run()
+
+
+async def test_a_renewed_certificate_is_shown_by_channels_of_its_own(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    tls = authority.issue("gateway").peer("tokenizer")
+    async with TokenizerTargets(["127.0.0.1:1"], tls) as targets:
+        (_, first), (_, again) = await targets.next(), await targets.next()
+        authority.issue("gateway")  # the same files
+        (_, renewed), (_, after) = await targets.next(), await targets.next()
+        assert first is again and first is not renewed and renewed is after

@@ -50,6 +50,21 @@ async def test_readiness_follows_the_worker():
     await worker.stop()
 
 
+async def test_a_part_that_fails_ends_the_service(monkeypatch):
+    """Else it would live on with a readiness that nobody reports any more."""
+
+    async def fail(self):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(SchedulerServer, "_report_readiness", fail)
+    server = SchedulerServer(make_service_config("127.0.0.1:1"))
+    await server.start()
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with asyncio.timeout(20):
+            await server.run_until(asyncio.Event().wait())
+    await server.stop()
+
+
 async def test_a_refused_configuration_ends_the_service_with_its_reason():
     worker = FakeWorker()
     worker.refusal = InvalidRequestError("no such model")

@@ -103,6 +103,24 @@ async def test_a_certificate_that_is_replaced_is_shown_at_the_next_handshake(aut
         await server.stop(0)
 
 
+async def test_a_client_shows_a_certificate_that_is_replaced_when_it_connects_anew(authority):
+    server = ServiceServer(ServerConfig(tls=authority.issue("worker").config()), SERVICE, [])
+    files = authority.issue("scheduler", days=-1)
+    peer = files.peer("worker")
+    await server.start()
+    try:
+        assert (await check(server.address, tls=peer)).status == "UNREACHABLE"  # it has expired
+        authority.issue("scheduler")  # the same files
+        assert (await check(server.address, tls=peer)).serving
+        renewed = peer.current()
+        assert renewed is peer.current() and renewed is not peer.credentials
+        files.key.write_text("half written")
+        assert (await check(server.address, tls=peer)).serving
+        assert peer.current() is renewed
+    finally:
+        await server.stop(0)
+
+
 async def test_a_unix_socket_stays_plain(authority, tmp_path):
     tls = authority.issue("worker").config()
     server = ServiceServer(ServerConfig(f"unix:{tmp_path}/s", tls=tls), SERVICE, [])
