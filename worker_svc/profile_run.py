@@ -225,7 +225,7 @@ class _Recorder:
 
     @contextmanager
     def step(self, step: SchedulerOutput) -> Iterator[None]:
-        """Count and name a step; the last one ends the profile."""
+        """Count and name a step; the last one, or one too much to hold, ends the profile."""
         if self._has_ended:
             yield
             return
@@ -235,7 +235,7 @@ class _Recorder:
                 yield
         finally:
             self.num_steps += 1
-            if self.num_steps == self._max_steps:
+            if self._is_over():
                 self.end()
                 self._on_last_step()
 
@@ -248,7 +248,16 @@ class _Recorder:
         try:
             self._profiler.stop()
         except Exception as error:  # the step that this is called in has done its work
+            self._failure = self._failure or error
+
+    def _is_over(self) -> bool:
+        if self.num_steps == self._max_steps:
+            return True
+        try:
+            return self._profiler.after_step()
+        except Exception as error:  # as above
             self._failure = error
+            return True
 
     def save(self, path: Path) -> ProfileTimes:
         """Write the trace; see `StepProfiler.save`."""

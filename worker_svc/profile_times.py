@@ -35,38 +35,43 @@ class _Sum:
     device_ns: int = 0
 
 
-def sum_times(spans: Iterable[Span]) -> ProfileTimes:
-    """Add up the spans by operator."""
-    sums: dict[str, _Sum] = {}
-    # Spans that are open, the innermost last, each with its thread and operator.
-    callers: list[tuple[int, int, _Sum]] = []
-    for span in sorted(spans):
-        entry = sums.setdefault(span.name, _Sum())
-        entry.calls += 1
-        duration_ns = -span.negative_duration_ns
-        if span.is_on_device:
-            entry.device_ns += duration_ns
-            continue
-        while callers and (callers[-1][0] != span.thread or callers[-1][1] <= span.start_ns):
-            callers.pop()
-        if callers:
-            callers[-1][2].cpu_ns -= duration_ns
-        entry.cpu_ns += duration_ns
-        callers.append((span.thread, span.end_ns, entry))
-    return _times(sums)
+class TimeSums:
+    """Adds spans up by operator; those of one call of `add` nest among themselves only."""
 
+    def __init__(self) -> None:
+        self._sums: dict[str, _Sum] = {}
 
-def _times(sums: dict[str, _Sum]) -> ProfileTimes:
-    falling = sorted(
-        (OperatorTime(name, s.calls, max(0, s.cpu_ns), s.device_ns) for name, s in sums.items()),
-        key=_cost,
-        reverse=True,
-    )
-    return ProfileTimes(
-        falling[:MAX_OPERATORS],
-        sum(operator.self_cpu_ns for operator in falling),
-        sum(operator.self_device_ns for operator in falling),
-    )
+    def add(self, spans: Iterable[Span]) -> None:
+        # Spans that are open, the innermost last, each with its thread and operator.
+        callers: list[tuple[int, int, _Sum]] = []
+        for span in sorted(spans):
+            entry = self._sums.setdefault(span.name, _Sum())
+            entry.calls += 1
+            duration_ns = -span.negative_duration_ns
+            if span.is_on_device:
+                entry.device_ns += duration_ns
+                continue
+            while callers and (callers[-1][0] != span.thread or callers[-1][1] <= span.start_ns):
+                callers.pop()
+            if callers:
+                callers[-1][2].cpu_ns -= duration_ns
+            entry.cpu_ns += duration_ns
+            callers.append((span.thread, span.end_ns, entry))
+
+    def times(self) -> ProfileTimes:
+        falling = sorted(
+            (
+                OperatorTime(name, entry.calls, max(0, entry.cpu_ns), entry.device_ns)
+                for name, entry in self._sums.items()
+            ),
+            key=_cost,
+            reverse=True,
+        )
+        return ProfileTimes(
+            falling[:MAX_OPERATORS],
+            sum(operator.self_cpu_ns for operator in falling),
+            sum(operator.self_device_ns for operator in falling),
+        )
 
 
 def _cost(operator: OperatorTime) -> tuple[int, int]:

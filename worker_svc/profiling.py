@@ -70,13 +70,16 @@ class ProfileResult:
 
 
 class StepProfiler(Protocol):
-    """Records one profile. `start`, `step` and `stop` are called on the device thread."""
+    """Records one profile; all but `save` is called on the device thread."""
 
     def start(self) -> None:
         """Begins to record."""
 
     def step(self, name: str) -> AbstractContextManager[object]:
         """Marks what runs inside as one step."""
+
+    def after_step(self) -> bool:
+        """Says whether no further step may be recorded: there is too much already."""
 
     def stop(self) -> None:
         """Records no more."""

@@ -38,6 +38,8 @@ class ScriptedProfiler:
         self.threads: set[int] = set()
         self.stop_error: Exception | None = None
         self.save_error: Exception | None = None
+        self.cut_error: Exception | None = None
+        self.is_full = False
 
     def start(self) -> None:
         self._note("start")
@@ -47,6 +49,11 @@ class ScriptedProfiler:
         self._note(f"begin {name}")
         yield
         self._note("end")
+
+    def after_step(self) -> bool:
+        if self.cut_error is not None:
+            raise self.cut_error
+        return self.is_full
 
     def stop(self) -> None:
         self._note("stop")
@@ -115,6 +122,15 @@ async def test_a_profile_ends_after_its_steps_on_the_device_thread(setup: Setup)
     assert (result.path, result.num_steps, result.times) == (path, 2, TIMES)
     assert path.parent == setup.directory and path.name.startswith("mine-")
     assert "-rank0-" in path.name and path.read_text() == "trace"
+
+
+async def test_a_profile_that_holds_too_much_ends(setup: Setup) -> None:
+    lease = await setup.initialize()
+    setup.profiler.is_full = True
+    with setup.worker.execution(lease, 1) as execution:
+        await setup.worker.start_profile(ProfileCall())
+        await setup.run_steps(execution, 1, 3)
+        assert (await setup.worker.profile_result(wait=True)).num_steps == 1
 
 
 async def test_a_profile_ends_after_its_time_without_any_step(setup: Setup) -> None:
@@ -208,6 +224,7 @@ async def test_a_folder_that_cannot_be_made_is_told_and_can_be_mended(setup: Set
         ("save_error", OSError(28, "No space left on device"), FailedPreconditionError),
         ("save_error", RuntimeError("internal detail"), InternalError),
         ("stop_error", RuntimeError("internal detail"), InternalError),
+        ("cut_error", RuntimeError("internal detail"), InternalError),
     ],
 )
 async def test_a_profile_that_fails_harms_no_step(
@@ -216,7 +233,7 @@ async def test_a_profile_that_fails_harms_no_step(
     setattr(setup.profiler, name, raised)
     lease = await setup.initialize()
     with setup.worker.execution(lease, 1) as execution:
-        await setup.worker.start_profile(ProfileCall(max_steps=1))
+        await setup.worker.start_profile(ProfileCall(max_steps=2))
         await setup.run_steps(execution, 1, 2)
         with pytest.raises(expected) as caught:
             await setup.worker.profile_result(wait=True)

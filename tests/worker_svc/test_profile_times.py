@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from worker_svc.profile_times import Span, sum_times
-from worker_svc.profiling import MAX_OPERATORS, OperatorTime
+from collections.abc import Iterable
+
+from worker_svc.profile_times import Span, TimeSums
+from worker_svc.profiling import MAX_OPERATORS, OperatorTime, ProfileTimes
 
 
 def span(name: str, start: int, end: int, thread: int = 1, *, on_device: bool = False) -> Span:
     return Span(thread, start, start - end, name, on_device)
+
+
+def sum_times(spans: Iterable[Span]) -> ProfileTimes:
+    sums = TimeSums()
+    sums.add(spans)
+    return sums.times()
+
+
+def test_segments_add_up() -> None:
+    sums = TimeSums()
+    sums.add([span("linear", 0, 10), span("mm", 2, 6)])
+    sums.add([span("mm", 8, 20)])
+    assert sums.times().operators == [OperatorTime("mm", 2, 16, 0), OperatorTime("linear", 1, 6, 0)]
 
 
 def test_an_operator_does_not_count_what_it_called() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,15 @@ def record_products(num_steps: int) -> TorchProfiler:
     for _ in range(num_steps):
         with profiler.step("2 requests, 3 tokens"), region("forward"):
             torch.mm(matrix, matrix)
+        profiler.after_step()
     profiler.stop()
     return profiler
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path) as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return events
 
 
 def test_a_trace_has_steps_their_parts_and_operators(
@@ -28,8 +36,8 @@ def test_a_trace_has_steps_their_parts_and_operators(
 ) -> None:
     path = tmp_path / "x.json.gz"
     times = record_products(3).save(path)
-    with gzip.open(path) as file:
-        names = [event.get("name") for event in json.load(file)["traceEvents"]]
+    events = read_events(path)
+    names = [event.get("name") for event in events]
     for name in ("step: 2 requests, 3 tokens", "forward", "aten::mm"):
         assert names.count(name) == 3
     calls = {operator.name: operator.calls for operator in times.operators}
@@ -37,6 +45,29 @@ def test_a_trace_has_steps_their_parts_and_operators(
     assert times.total_self_cpu_ns > 0 and times.total_self_device_ns == 0
     assert list(tmp_path.iterdir()) == [path]
     assert capfd.readouterr().err == ""
+
+
+def test_segments_become_one_trace_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_svc.profiler.SEGMENT_EVENTS", 1)
+    path = tmp_path / "x.json.gz"
+    times = record_products(5).save(path)
+    events = read_events(path)
+    steps = [event["ts"] for event in events if str(event.get("name")).startswith("step: ")]
+    assert len(steps) == 5 and steps == sorted(set(steps))
+    assert sum(event.get("name") == "process_labels" for event in events) <= 3
+    assert next(operator.calls for operator in times.operators if operator.name == "aten::mm") == 5
+
+
+def test_a_profile_says_when_it_holds_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_svc.profiler.MAX_EVENTS", 4)
+    profiler = TorchProfiler("cpu")
+    profiler.start()
+    with profiler.step("1 requests, 1 tokens"):
+        torch.ones(2).sum()
+    assert profiler.after_step()
+    profiler.stop()
 
 
 def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
