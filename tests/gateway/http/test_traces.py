@@ -121,6 +121,11 @@ async def test_clients_see_their_own_and_readers_everybodys(run_gateway: Gateway
 
         await gateway.http.post(COMPLETIONS, json=BODY, headers=key("a") | {"x-request-id": "q"})
         await trace_of(gateway, "q", key("a"))
+        request = inference_pb2.GenerateRequest(model=MODEL, text="abc")
+        request.stopping.max_tokens = 4
+        metadata = (("x-request-id", "g"), ("authorization", "Bearer a"))
+        assert [event async for event in gateway.grpc.Generate(request, metadata=metadata)]
+        await trace_of(gateway, "g", key("a"))
         await trace_of(gateway, "q", key("r"))
         path = "/v1/requests/q/trace"
         assert (await gateway.http.get(path, headers=key("b"))).status_code == 404
