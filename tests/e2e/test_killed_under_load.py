@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pagewire.kit.channels import open_channel
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from tests.e2e.completions import http_client
 from tests.e2e.requests import alone, generate, sim_request
 from tests.e2e.stack import Stack, start_stack
 
@@ -27,8 +30,28 @@ async def test_a_process_killed_under_load_loses_no_token(module: str) -> None:
     requests = [sim_request(rng, number, NUM_TOKENS) for number in range(NUM_STREAMS)]
     with start_stack("--device", "sim", "--sim-step-time-us", "5000") as stack:
         outputs = await run_and_kill(stack, module, requests)
+        counted = await figures(stack)
+    # What was computed, sent or spelled again is not counted again.
+    assert counted["pagewire:request_success_total"] == NUM_STREAMS
+    assert counted["pagewire:generation_tokens_total"] == NUM_STREAMS * NUM_TOKENS
+    assert counted["pagewire:time_to_first_token_seconds_count"] == NUM_STREAMS
+    num_gaps = NUM_STREAMS * (NUM_TOKENS - 1)
+    assert counted["pagewire:inter_token_latency_seconds_count"] == num_gaps
+    num_prompt_tokens = sum(len(request.token_ids.ids) for request in requests)
+    assert counted["pagewire:prompt_tokens_total"] == num_prompt_tokens
     wrong = [n for n, request in enumerate(requests) if outputs[n] != alone(request)]
     assert wrong == []
+
+
+async def figures(stack: Stack) -> Counter[str]:
+    """What the gateway has counted, summed over labels."""
+    async with http_client(stack.http_url) as client:
+        text = (await client.get("/metrics")).text
+    total = Counter[str]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            total[sample.name] += int(sample.value)
+    return total
 
 
 async def run_and_kill(
