@@ -44,7 +44,8 @@ def read_chat(fields: Fields) -> Call:
     prompt = replace(read_conversation(fields), tools_json=tools.template_json)
     names = ("max_completion_tokens", "max_tokens")
     request = read_request(fields, (prompt,), names, _SUPPORTED)
-    request = replace(request, message=tools.message)
+    message = replace(tools.message, streamed=fields.boolean("stream"))
+    request = replace(request, message=message)
     num_top, named = read_top_logprobs(fields), read_logprob_token_ids(fields)
     if named and num_top is None:
         raise invalid("logprob_token_ids", "needs logprobs=true")

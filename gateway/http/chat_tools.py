@@ -66,7 +66,6 @@ def read_tools(fields: Fields) -> ChatTools:
             only_these=wanted.only_these,
             parallel_tool_calls=parallel,
             include_reasoning=include_reasoning,
-            streamed=fields.boolean("stream"),
             request_type="chat_completions",
         ),
         # ASCII, so that a lone surrogate inside stays an escape.

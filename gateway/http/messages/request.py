@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.generation import ChatMessage, ChatPrompt, GenerationRequest
@@ -71,7 +71,7 @@ def read_call(fields: Fields) -> MessagesCall:
         raise invalid("max_tokens", "is required: give the most tokens that the answer may have")
     sampling, names = _read_sampling(fields), dict(_FIELD_NAMES)
     prompt, message = _read_prompt(fields)
-    budget = _read_budget(fields)
+    budget, stream = _read_budget(fields), fields.boolean("stream")
     if budget is not None:
         if _BUDGET in sampling:
             raise invalid("thinking.budget_tokens", f"excludes {_BUDGET}: give one of them")
@@ -83,9 +83,9 @@ def read_call(fields: Fields) -> MessagesCall:
             sampling=sampling,
             cache_salt=read_cache_salt(fields),
             priority=read_priority(fields),
-            message=message,
+            message=replace(message, streamed=stream),
         ),
-        fields.boolean("stream"),
+        stream,
         names,
     )
 

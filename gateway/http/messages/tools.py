@@ -56,7 +56,6 @@ def read_tools(fields: Fields, include_reasoning: bool) -> ChatTools:
             tool_choice=mode,
             parallel_tool_calls=parallel,
             include_reasoning=include_reasoning,
-            streamed=fields.boolean("stream"),
         ),
         # ASCII, so that a lone surrogate inside stays an escape.
         json.dumps(shown) if shown else "",
