@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.map.boxes import CLIENTS_ID, GATEWAY_ID
-from gateway.map.engine_rules import diagnose_engine
+from gateway.map.engine_rules import BUSY, diagnose_engine
 from gateway.map.finding import Finding, counted
 from gateway.map.situation import ProcessLoad, Situation
 
@@ -102,7 +102,7 @@ def _cpu_oversubscribed(situation: Situation) -> Finding | None:
         if process.waiting_threads is not None:
             machines.setdefault(process.machine or process.box, []).append(process)
     found = [loads for loads in machines.values() if _lacks_cores(loads)]
-    if not found:
+    if not found or _have_all_workers_enough(situation):
         return None
     loads = max(found, key=_waiting_threads)
     waiting, cores = _waiting_threads(loads), sum(each.cores for each in loads)
@@ -118,6 +118,16 @@ def _cpu_oversubscribed(situation: Situation) -> Finding | None:
             "--num-threads of worker and tokenizer: not more than there are cores",
             "services on machines of their own",
         ),
+    )
+
+
+def _have_all_workers_enough(situation: Situation) -> bool:
+    """Whether every worker works all the time and has the cores to: more of them would not help."""
+    waiting = {each.box: each.waiting_threads or 0.0 for each in situation.processes}
+    ready = [engine for engine in situation.engines if engine.is_ready]
+    return bool(ready) and all(
+        engine.busy_share >= BUSY and waiting.get(engine.worker, 0.0) < MIN_WAITING_THREADS
+        for engine in ready
     )
 
 

@@ -17,8 +17,6 @@ STARVED = 0.3
 BUSY = 0.8
 MOSTLY = 0.5
 
-_MORE_REPLICAS = "--data-parallel-size {}, or another scheduler with workers in --schedulers"
-
 EngineRule = Callable[[EngineLoad], Finding | None]
 
 
@@ -57,7 +55,7 @@ def _kv_bound(engine: EngineLoad) -> Finding | None:
         (
             "--gpu-memory-utilization, or on a CPU --kv-cache-memory-bytes, for more blocks",
             "--max-model-len or --max-num-seqs, for fewer at a time",
-            _MORE_REPLICAS.format(2),
+            _more_replicas(engine),
         ),
     )
 
@@ -77,7 +75,7 @@ def _queue_bound(engine: EngineLoad) -> Finding | None:
             "max_num_seqs": float(engine.max_num_seqs),
             "kv_usage": engine.kv_usage,
         },
-        (f"--max-num-seqs {2 * engine.max_num_seqs}", _MORE_REPLICAS.format(2)),
+        (f"--max-num-seqs {2 * engine.max_num_seqs}", _more_replicas(engine)),
     )
 
 
@@ -92,7 +90,7 @@ def _prefill_bound(engine: EngineLoad) -> Finding | None:
         f" ({engine.running:.0f} of {engine.max_num_seqs}) and the KV cache have room",
         {"waiting": engine.waiting, "running": engine.running, "busy_share": engine.busy_share},
         (
-            _MORE_REPLICAS.format(2),
+            _more_replicas(engine),
             "--enable-prefix-caching, where prompts begin alike",
             "--max-num-batched-tokens, for more prompt tokens a step",
         ),
@@ -110,7 +108,7 @@ def _scheduler_bound(engine: EngineLoad) -> Finding | None:
         (
             "--async-scheduling, if it is off",
             "a core of its own for the scheduler, and a short way to its worker",
-            _MORE_REPLICAS.format(2),
+            _more_replicas(engine),
         ),
     )
 
@@ -123,14 +121,14 @@ def _worker_bound(engine: EngineLoad) -> Finding | None:
         tries: tuple[str, ...] = (
             "--quantization int8 or int4",
             "--tensor-parallel-size, on more devices",
-            _MORE_REPLICAS.format(2),
+            _more_replicas(engine),
         )
     else:
         part = "most of it outside of the forward pass"
         tries = (
             "fewer logprobs, penalties and structured outputs, which make sampling dear",
             "--num-threads of the worker",
-            _MORE_REPLICAS.format(2),
+            _more_replicas(engine),
         )
     return Finding(
         "worker-bound",
@@ -144,6 +142,11 @@ def _worker_bound(engine: EngineLoad) -> Finding | None:
         },
         tries,
     )
+
+
+def _more_replicas(engine: EngineLoad) -> str:
+    number = engine.num_replicas + 1
+    return f"--data-parallel-size {number}, or another scheduler with workers in --schedulers"
 
 
 def _is_batch_full(engine: EngineLoad) -> bool:

@@ -67,12 +67,12 @@ def _engines(boxes: list[BoxWindow]) -> Iterator[EngineLoad]:
     for box, window in boxes:
         if box.kind is Kind.WORKER:
             workers.setdefault(box.replica, []).append((box, window))
-    for box, window in boxes:
-        if box.kind is Kind.SCHEDULER:
-            yield _engine(box, window, workers.get(box.replica, []))
+    schedulers = [each for each in boxes if each[0].kind is Kind.SCHEDULER]
+    for box, window in schedulers:
+        yield _engine(box, window, workers.get(box.replica, []), len(schedulers))
 
 
-def _engine(box: Box, window: Window, workers: list[BoxWindow]) -> EngineLoad:
+def _engine(box: Box, window: Window, workers: list[BoxWindow], num_replicas: int) -> EngineLoad:
     shares = [(busy_share(each) or 0.0, worker.id) for worker, each in workers]
     busiest, worker = max(shares, default=(0.0, ""))
     return EngineLoad(
@@ -89,6 +89,7 @@ def _engine(box: Box, window: Window, workers: list[BoxWindow]) -> EngineLoad:
         busy_share=busiest,
         starved_share=starved_share(window) or 0.0,
         forward_share=forward_share(window) or 0.0,
+        num_replicas=num_replicas,
     )
 
 

@@ -53,6 +53,9 @@ class EngineLoad:
     forward_share: float = 0.0
     """Of the worker's work, the model's forward pass; the rest is preparing and sampling."""
 
+    num_replicas: int = 1
+    """As many of its kind there are, itself included."""
+
     @property
     def num_requests(self) -> float:
         return self.running + self.waiting

@@ -161,7 +161,7 @@ def test_below_the_thresholds_all_is_well(name: str) -> None:
     assert diagnose(BELOW[name]).verdict == "healthy"
 
 
-FULL = make_engine(**QUEUED, running=64.0, busy_share=1.0)
+FULL = make_engine(**QUEUED, running=64.0)
 BEFORE: dict[str, tuple[dict[str, Any], str]] = {
     "missing cores slow everything": (
         {"processes": hogged(2.0, 0.5), "blocked": 4.0, "tokenizing": 4.0},
@@ -183,6 +183,17 @@ def test_what_stands_before_the_rest_counts(name: str) -> None:
     assert diagnose(make_situation(FULL, **changes)).verdict == verdict
 
 
+def test_cores_are_not_missing_where_every_worker_works_all_the_time_and_has_its_own() -> None:
+    full = make_engine(busy_share=0.99)
+    waits = hogged(2.0, 0.5)
+    lacking = [*waits, ProcessLoad(WORKER, "m", 0.4, 1.5)]
+    fine = [*waits, ProcessLoad(WORKER, "m", 0.9, 0.1)]
+    assert diagnose(make_situation(full, processes=lacking)).verdict == "cpu-oversubscribed"
+    assert diagnose(make_situation(full, processes=fine)).verdict == "worker-bound"
+    rests = make_engine(box="scheduler-1", worker="worker-1.0")
+    assert diagnose(make_situation(full, rests, processes=fine)).verdict == "cpu-oversubscribed"
+
+
 def test_preemptions_go_before_a_full_batch() -> None:
     engine = make_engine(**QUEUED, running=64.0, preemptions_per_s=1.0)
     assert diagnose(make_situation(engine)).verdict == "kv-bound"
@@ -190,9 +201,10 @@ def test_preemptions_go_before_a_full_batch() -> None:
 
 def test_the_replica_with_most_requests_is_named() -> None:
     quiet = make_engine(box="scheduler-1", worker="worker-1.0", busy_share=1.0)
-    busy = make_engine(box="scheduler-2", **QUEUED, running=64.0)
+    busy = make_engine(box="scheduler-2", **QUEUED, running=64.0, num_replicas=3)
     finding = diagnose(make_situation(make_engine(), quiet, busy))
     assert (finding.verdict, finding.box) == ("queue-bound", "scheduler-2")
+    assert finding.tries[-1].startswith("--data-parallel-size 4")
 
 
 def test_the_sentence_has_the_figures() -> None:
