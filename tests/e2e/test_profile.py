@@ -12,15 +12,17 @@ import threading
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.e2e.stack import ROOT, Stack, start_stack
 from tests.worker_svc.tiny_models import write_tiny_model
 
 VOCAB_SIZE = 160
 NUM_STEPS = 6
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 
+@pytest.mark.timeout(600)
 def test_a_group_of_ranks_is_profiled_while_it_serves(tmp_path: Path) -> None:
     model, traces = tmp_path / "model", tmp_path / "traces"
     model.mkdir()

@@ -21,6 +21,7 @@ from tests.e2e.stack import ROOT, Stack, start_stack
 
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 240.0
+pytestmark = pytest.mark.timeout(600)
 CHECKED = {
     "killed_worker",
     "logprobs",
