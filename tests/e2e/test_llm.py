@@ -165,3 +165,20 @@ def test_the_embedded_model_answers_texts_and_conversations(smollm2_stack: Stack
     assert "".join(row.token.decoded_token for row in output.logprobs) == output.text
     prompt_ids = continued.prompt_token_ids or ()
     assert [row.token.token_id for row in continued.prompt_logprobs] == list(prompt_ids[1:])
+
+
+def test_named_tokens_have_the_logprobs_that_they_have_among_the_likeliest(
+    smollm2_stack: Stack,
+) -> None:
+    likeliest = SamplingParams(temperature=0, max_tokens=3, logprobs=4)
+    with LLM(address=smollm2_stack.grpc_target) as llm:
+        (whole,) = llm.generate("The capital of France is", likeliest, use_tqdm=False)
+        first = (whole.outputs[0].logprobs or ())[0]
+        names = tuple(candidate.token_id for candidate in reversed(first.top))
+        params = SamplingParams(temperature=0, max_tokens=3, logprob_token_ids=names)
+        (named,) = llm.generate("The capital of France is", params, use_tqdm=False)
+    assert named.outputs[0].token_ids == whole.outputs[0].token_ids
+    rows = named.outputs[0].logprobs or ()
+    assert [tuple(each.token_id for each in row.top) for row in rows] == [names] * 3
+    expected = [candidate.logprob for candidate in reversed(first.top)]
+    assert [each.logprob for each in rows[0].top] == pytest.approx(expected, abs=0.05)
