@@ -2,7 +2,8 @@
 
 Definitions, as in vLLM's own benchmark: TTFT, from sending a request to its first output; ITL, the
 gap between two messages with output, whatever they carry; TPOT, the time after the first output
-over the tokens after the first; E2E, to the last output. A request that failed counts for none.
+over the tokens after the first; E2E, to the last output. A request that failed counts for none, and
+one without any text, such as an output of one special token, has no latencies.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def figures_of(
         percents: Which percentiles are wanted.
         objectives: Milliseconds by metric of a request; empty: no goodput.
     """
-    completed = [record for record in records if not record.error and record.arrivals_s]
-    latencies = [Latencies.of(record) for record in completed]
+    completed = [record for record in records if not record.error]
+    latencies = [Latencies.of(record) for record in completed if record.arrivals_s]
     values = {
         "ttft": [each.ttft for each in latencies],
         "tpot": [each.tpot for each in latencies if each.tpot is not None],

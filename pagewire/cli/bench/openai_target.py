@@ -83,6 +83,7 @@ class _AnswerReader:
         self._record = record
         self._events = EventReader()
         self._is_done = False
+        self._has_end = False
 
     def take(self, body: bytes, now_s: float) -> None:
         for data in self._events.feed(body):
@@ -95,16 +96,17 @@ class _AnswerReader:
         """Raise if the stream has ended without its end."""
         if not self._is_done:
             raise BenchRequestError("the stream ended without [DONE]")
-        if not self._record.arrivals_s:
-            raise BenchRequestError("the answer has no output")
+        if not (self._has_end or self._record.arrivals_s):
+            raise BenchRequestError("the answer has neither output nor a finish_reason")
 
     def _take_chunk(self, chunk: Any, now_s: float) -> None:
         if not isinstance(chunk, dict):
             raise BenchRequestError("an event is no object of OpenAI's API")
         if "error" in chunk:
             raise BenchRequestError(f"an error in the stream: {chunk['error']}")
-        record = self._record
-        if any(map(_has_output, chunk.get("choices") or ())):
+        record, choices = self._record, chunk.get("choices") or ()
+        self._has_end |= any(choice.get("finish_reason") for choice in choices)
+        if any(map(_has_output, choices)):
             record.arrivals_s.append(now_s)
             if not record.is_counted_by_server:
                 record.num_output_tokens += 1

@@ -79,6 +79,14 @@ def test_goodput_counts_requests_that_keep_all_objectives(
     assert figures_of(records, 1.0, (), objectives).goodput == num_good
 
 
+def test_a_request_without_text_is_complete_and_has_no_latencies() -> None:
+    records = [make_record(0.0, num_output_tokens=1), make_record(0.0, 1.0)]
+    found = figures_of(records, 1.0, (50,), {"ttft": 5000.0})
+    assert (found.num_completed, found.num_failed, found.num_output_tokens) == (2, 0, 2)
+    assert found.latencies_ms["ttft"].percentiles == {50: 1000.0}
+    assert found.goodput == 1.0
+
+
 def test_a_run_in_which_all_failed_has_figures_too() -> None:
     found = figures_of([make_record(0.0, error="no")], 1.0, (50,), {"ttft": 1.0})
     assert (found.num_completed, found.latencies_ms, found.goodput) == (0, {}, 0.0)

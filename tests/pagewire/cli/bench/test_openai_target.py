@@ -59,6 +59,12 @@ async def test_without_usage_tokens_are_messages() -> None:
     assert (record.num_output_tokens, record.is_counted_by_server) == (3, False)
 
 
+async def test_an_output_without_text_is_no_failure() -> None:
+    end = event({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+    record = await ask([HEAD, end, usage(2, 1), DONE])
+    assert (record.arrivals_s, record.num_output_tokens) == ([], 1)
+
+
 async def test_chats_have_content_reasoning_and_calls() -> None:
     deltas = [{"role": "assistant", "content": ""}, {"reasoning": "r"}, {"content": "c"}, {}]
     script = [event({"choices": [{"delta": delta}]}) for delta in deltas]
@@ -101,7 +107,7 @@ REFUSAL = b'HTTP/1.1 429 Too Many\r\ncontent-length: 14\r\n\r\n{"error":\n "x"}'
         ([HEAD, text("a"), event({"error": {"message": "lost"}}), DONE], "lost"),
         ([HEAD, text("a"), b"0\r\n\r\n"], "without"),
         ([HEAD, text("a")], "ended before"),
-        ([HEAD, DONE], "no output"),
+        ([HEAD, DONE], "neither output"),
         ([HEAD, event(b"[1]"), DONE], "no object"),
         ([HEAD, event(b"{"), DONE], "Expecting"),
         ([b"SMTP\r\n\r\n"], "does not speak HTTP"),
