@@ -157,10 +157,12 @@ inline void finish(const Matrix &matrix, const Output &output, int first, int to
   }
 }
 
-constexpr int kAhead = 1024; // bytes; a page's end stops the processor's own prefetching
+// Bytes: memory answers late, and a page's end stops the processor's own prefetching.
+constexpr int kAhead = 4096;
 
-// Asks for the codes that are read some groups later.
+// Asks for what is read later, where `p` goes through all bytes in steps of kBytes.
 template <int kBytes> inline void prefetch(const uint8_t *p) {
+#pragma GCC unroll 8
   for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kAhead + i);
 }
 
@@ -205,12 +207,14 @@ struct Group8 {
 template <typename Group, bool kHasOffsets, int kCount>
 void multiply_tokens(const Matrix &matrix, const RowGroup &rows, const Activations &input,
                      int first, int token, const Output &output) {
+  // Of a group of columns, its scales and offsets included, which lie elsewhere.
+  constexpr int kShare = Group::kBytes + (kHasOffsets ? 4 : 2) * kLanes;
   Vector sums[kCount];
   for (int t = 0; t < kCount; ++t) sums[t] = splat(0.0f);
   for (int g = 0; g < rows.num_groups; ++g) {
     const uint8_t *codes = rows.codes + int64_t{g} * Group::kBytes;
     const int64_t place = int64_t{g} * input.num_tokens + token;
-    prefetch<Group::kBytes>(codes);
+    prefetch<kShare>(rows.codes + int64_t{g} * kShare);
     Integers dots[kCount];
     for (int t = 0; t < kCount; ++t) dots[t] = zeros();
     Group::add_all(codes, input.codes + place * kGroup, dots);
