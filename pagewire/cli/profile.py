@@ -40,7 +40,7 @@ class ProfileConfig:
     """Seconds, at most 300, which is the default."""
     name: str = "profile"
     """First part of the names of the traces."""
-    workers: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     """Administration addresses of the workers: host:port or unix:/path. Default: those of the stack
     that runs here on unix sockets, as `pagewire serve` starts it."""
     tls: TlsIdentity = field(default_factory=TlsIdentity)
@@ -50,8 +50,8 @@ class ProfileConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(name, value, "must be at least 1")
-        for target in self.workers:
-            check_target(target, "workers")
+        for target in self.targets:
+            check_target(target, "targets")
 
     def start_request(self) -> worker_pb2.StartProfileRequest:
         """Return what every worker is asked for."""
@@ -73,7 +73,7 @@ async def profile(config: ProfileConfig) -> int:
     Raises:
         PagewireError: No worker was found, or one refused.
     """
-    targets = list(config.workers) or find_workers()
+    targets = list(config.targets) or find_workers()
     tls = config.tls.peer("worker")
     workers = [_Worker(target, open_channel(target, tls=tls)) for target in targets]
     try:
@@ -101,11 +101,11 @@ def find_workers() -> list[str]:
     if not stacks:
         raise ServiceUnavailableError(
             "no stack with unix sockets runs here: start one with `pagewire serve --profiler-dir "
-            "FOLDER`, or name the administration addresses of workers with --workers"
+            "FOLDER`, or name the administration addresses of workers with --targets"
         )
     addresses = [[f"unix:{path}" for path in paths] for paths in stacks.values()]
     if len(addresses) > 1:
-        choices = " or ".join(f"--workers {','.join(group)}" for group in addresses)
+        choices = " or ".join(f"--targets {','.join(group)}" for group in addresses)
         raise ServiceUnavailableError(f"{len(addresses)} stacks run here, choose one: {choices}")
     return addresses[0]
 

@@ -76,7 +76,7 @@ async def test_all_workers_are_started_awaited_and_added_up(
     for worker in workers:
         worker.end.set()
     async with serving(*workers) as addresses:
-        assert await profile(ProfileConfig(steps=20, name="mine", workers=addresses)) == 0
+        assert await profile(ProfileConfig(steps=20, name="mine", targets=addresses)) == 0
     out = capsys.readouterr().out
     assert "profiling 2 workers: at most 20 steps and 300 s" in out
     for worker in workers:
@@ -91,7 +91,7 @@ async def test_an_interrupt_ends_the_profile_and_shows_what_there_is(
 ) -> None:
     worker = ScriptedAdmin()
     async with serving(worker) as addresses:
-        running = asyncio.create_task(profile(ProfileConfig(workers=addresses)))
+        running = asyncio.create_task(profile(ProfileConfig(targets=addresses)))
         await worker.waiting.wait()
         os.kill(os.getpid(), signal.SIGINT)
         assert await running == 0
@@ -104,7 +104,7 @@ async def test_one_that_refuses_ends_the_others_and_is_named() -> None:
     other = ScriptedAdmin()
     async with serving(other, refusing) as addresses:
         with pytest.raises(FailedPreconditionError) as caught:
-            await profile(ProfileConfig(workers=addresses))
+            await profile(ProfileConfig(targets=addresses))
     assert caught.value.message == f"{refusing.address}: profiling is off"
     assert other.stops == [False]
 
@@ -120,7 +120,7 @@ def test_one_limit_that_is_given_stands_alone(
     assert (request.max_steps, request.max_seconds) == (steps, seconds)
 
 
-@pytest.mark.parametrize("flag", ["--steps=0", "--seconds=-1", "--workers=nowhere"])
+@pytest.mark.parametrize("flag", ["--steps=0", "--seconds=-1", "--targets=nowhere"])
 def test_what_cannot_be_is_refused_in_one_line(flag: str) -> None:
     with pytest.raises(ConfigError, match=flag.partition("=")[0]):
         load_config(ProfileConfig, prog="x", argv=[flag], env={})
@@ -164,4 +164,4 @@ async def test_no_stack_and_several_stacks_ask_for_addresses(runtime_root: Path)
         with pytest.raises(ServiceUnavailableError) as caught:
             find_workers()
     for path in paths:
-        assert f"--workers unix:{path}" in caught.value.message
+        assert f"--targets unix:{path}" in caught.value.message
