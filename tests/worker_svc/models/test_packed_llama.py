@@ -17,11 +17,13 @@ from pagewire.engine_config import (
     EngineConfig,
     ModelConfig,
 )
+from pagewire.kit.errors import FailedPreconditionError
 from pagewire.sampling_params import SamplingParams
 from tests.worker_svc import tiny_models
 from tests.worker_svc.step_driver import DriverRequest, StepDriver
 from tests.worker_svc.tiny_gguf import write_gguf
 from worker_svc import loaded_model
+from worker_svc.memory_budget import CpuBudget
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import packed_build
 from worker_svc.models.packed_llama import PackedLlama
@@ -224,6 +226,16 @@ def test_without_kernels_pytorch_runs_the_model(
     assert len(digests) == 2
     with pytest.raises(ValueError, match="no kernels"):
         load(path, "cpu")
+
+
+def test_weights_that_do_not_fit_say_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuBudget, "weight_limit", lambda self: 1000)
+    with pytest.raises(FailedPreconditionError, match="are missing; use a file with") as caught:
+        load(write(tmp_path))
+    # They have neither another type nor another quantization.
+    assert "--quantization" not in caught.value.message
 
 
 def test_a_token_that_is_not_in_the_vocabulary_fails_its_step(tmp_path: Path) -> None:
