@@ -77,6 +77,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[scheduler_pb2.EngineStreamRequest],
         context: Context,
     ) -> None:
+        # On its own: a call that ends while its first write is under way, which would carry the
+        # metadata, can be given no status.
+        await context.send_initial_metadata(())
         await self._streams.serve(aiter(request_iterator), context.write)
 
     async def Generate(

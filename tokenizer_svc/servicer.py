@@ -81,6 +81,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         engine = self._engine()
         session = DetokenizeSession(engine.model, engine.counters)
         pulse = Pulse(self.process)
+        # On its own: a call that ends while its first write is under way, which would carry the
+        # metadata, can be given no status.
+        await context.send_initial_metadata(())
         await DetokenizeStream(session, context, self.draining, pulse=pulse).serve()
 
     async def GetVocabulary(

@@ -76,6 +76,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     self._worker.lease_timeout_s,
                     pulse=Pulse(self._process),
                 )
+                # On its own: a call that ends while its first write is under way, which would carry
+                # the metadata, can be given no status.
+                await context.send_initial_metadata(())
                 await session.run(frames, _Sender(context).send)
 
     async def _read_open(self, frames: AsyncIterator[Frame]) -> tuple[Frame, int]:
