@@ -6,10 +6,11 @@ fallen began anew with its process. It knows no box.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 KEPT_S = 120.0
 INTERVAL_S = 1.0
@@ -20,10 +21,23 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at one moment."""
+    """What was seen at one moment; numbers side by side, since many are kept."""
 
     at_s: float
-    values: Values
+    names: tuple[str, ...]
+    numbers: array[float]
+
+    @classmethod
+    def of(cls, at_s: float, values: Values, names: tuple[str, ...] = ()) -> Sample:
+        """Make one of values by name.
+
+        Args:
+            at_s: When they were so.
+            values: Figures.
+            names: Those of an earlier sample, which share one place in memory if they are the same.
+        """
+        own = tuple(values)
+        return cls(at_s, names if names == own else own, array("d", values.values()))
 
 
 class History:
@@ -34,7 +48,8 @@ class History:
 
     def add(self, at_s: float, values: Values) -> None:
         """Take a sample in."""
-        self._samples.append(Sample(at_s, values))
+        names = self._samples[-1].names if self._samples else ()
+        self._samples.append(Sample.of(at_s, values, names))
 
     @property
     def last_s(self) -> float:
@@ -43,15 +58,12 @@ class History:
 
     def window(self, since_s: float) -> Window:
         """Return what was seen from then on."""
-        return Window([sample for sample in self._samples if sample.at_s >= since_s])
+        recent = takewhile(lambda sample: sample.at_s >= since_s, reversed(self._samples))
+        return Window(list(recent)[::-1])
 
-    def rates(self, name: str, bin_s: float) -> list[float]:
-        """Return a counter's rates over all that is kept, one a bin, the last one now."""
-        samples = list(self._samples)
-        size = max(1, round(bin_s / INTERVAL_S))
-        ends = range(len(samples) - 1, 0, -size)
-        windows = [Window(samples[max(0, end - size) : end + 1]) for end in ends]
-        return [window.rate(name) or 0.0 for window in reversed(windows)]
+    def whole(self) -> Window:
+        """Return all that is kept."""
+        return Window(list(self._samples))
 
 
 class Window:
@@ -85,19 +97,24 @@ class Window:
     def growth(self, name: str) -> float | None:
         """Return by how much a counter grew; None: that needs two samples of it."""
         values = self._values(name)
-        if len(values) < 2:
-            return None
-        return sum(
-            after if after < before else after - before for before, after in pairwise(values)
-        )
+        return _growth(values) if len(values) > 1 else None
 
     def rate(self, name: str) -> float | None:
         """Return a counter's growth by second."""
-        known = [sample for sample in self._samples if name in sample.values]
-        growth = self.growth(name)
-        if growth is None or (passed_s := known[-1].at_s - known[0].at_s) <= 0:
+        points = _points(self._samples, name)
+        if len(points) < 2:
             return None
-        return growth / passed_s
+        return _growth([value for _, value in points]) / _passed_s(points)
+
+    def rates(self, name: str, bin_s: float) -> list[float]:
+        """Return a counter's rates, one a bin, the last one up to now."""
+        known = _points(self._samples, name)
+        size = max(1, round(bin_s / INTERVAL_S))
+        rates = []
+        for end in range(len(known) - 1, 0, -size):
+            points = known[max(0, end - size) : end + 1]
+            rates.append(_growth([value for _, value in points]) / _passed_s(points))
+        return rates[::-1]
 
     def ratio(self, name: str, base: str) -> float | None:
         """Return one counter's growth for each of another one's."""
@@ -105,4 +122,25 @@ class Window:
         return growth / base_growth if growth is not None and base_growth else None
 
     def _values(self, name: str) -> list[float]:
-        return [sample.values[name] for sample in self._samples if name in sample.values]
+        return [value for _, value in _points(self._samples, name)]
+
+
+def _points(samples: Iterable[Sample], name: str) -> list[tuple[float, float]]:
+    """Return when a figure was known, and what it was."""
+    points, names, place = list[tuple[float, float]](), None, -1
+    for sample in samples:
+        if sample.names is not names:
+            names = sample.names
+            place = names.index(name) if name in names else -1
+        if place >= 0:
+            points.append((sample.at_s, sample.numbers[place]))
+    return points
+
+
+def _growth(values: Sequence[float]) -> float:
+    return sum(after if after < before else after - before for before, after in pairwise(values))
+
+
+def _passed_s(points: Sequence[tuple[float, float]]) -> float:
+    # Two looks at the same moment would be a clock that stands.
+    return max(points[-1][0] - points[0][0], 1e-9)

@@ -26,14 +26,17 @@ log = get_logger("gateway.map")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How things stand now."""
+    """How things stand at one moment; nothing in it changes, so any thread may read it."""
 
-    boxes: Sequence[tuple[Box, Window, History]]
-    """The gateway first."""
-    edges: Sequence[tuple[Edge, Window]]
-    finding: Finding
-    is_begun: bool = True
-    """False before the first look."""
+    boxes: Sequence[tuple[Box, Window, Window]] = ()
+    """The gateway first; each with the last seconds, and all that is kept."""
+    edges: Sequence[tuple[Edge, Window]] = ()
+
+    def diagnose(self) -> Finding:
+        """Return what limits the others."""
+        if not self.boxes:
+            return Finding("watching", "", "nothing has been seen yet")
+        return diagnose(read_situation([(box, window) for box, window, _ in self.boxes]))
 
 
 class LiveMap:
@@ -83,14 +86,11 @@ class LiveMap:
     def view(self) -> View:
         """Return how things stand."""
         since_s = self._clock() - WINDOW_S
-        boxes, edges = list[tuple[Box, Window, History]](), list[tuple[Edge, Window]]()
+        boxes, edges = list[tuple[Box, Window, Window]](), list[tuple[Edge, Window]]()
         for seen in self._now:
             history = self._histories[seen.what.id]
             if isinstance(seen.what, Box):
-                boxes.append((seen.what, history.window(since_s), history))
+                boxes.append((seen.what, history.window(since_s), history.whole()))
             else:
                 edges.append((seen.what, history.window(since_s)))
-        if not boxes:
-            return View((), (), Finding("watching", "", "nothing has been seen yet"))
-        finding = diagnose(read_situation([(box, window) for box, window, _ in boxes]))
-        return View(boxes, edges, finding)
+        return View(boxes, edges)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.map.boxes import GATEWAY_ID, Box, Edge, Kind
 from gateway.map.finding import Finding
-from gateway.map.history import KEPT_S, History, Window
+from gateway.map.history import Window
 from gateway.map.live_map import WINDOW_S, View
 from gateway.map.reading import busy_share, starved_share
 
@@ -35,17 +35,17 @@ def report(view: View, now_s: float) -> Report:
     tokens = [rate for w in edges.values() if (rate := w.rate("tokens")) is not None]
     requests = next((w for e, w in view.edges if e.target == GATEWAY_ID), None)
     boxes = []
-    for box, window, history in view.boxes:
+    for box, window, whole in view.boxes:
         figures = _FIGURES[box.kind](window, windows.get(f"{Kind.SCHEDULER}-{box.replica}"))
         if box.kind is Kind.GATEWAY:
             figures["requests_per_s"] = None if requests is None else requests.rate("messages")
             figures["output_tokens_per_s"] = sum(tokens) if tokens else None
-        boxes.append(_box(box, window, history, figures))
+        boxes.append(_box(box, window, whole, figures))
     return {
         "object": "map",
         "created": now_s,
         "window_s": WINDOW_S,
-        "diagnosis": _diagnosis(view.finding),
+        "diagnosis": _diagnosis(view.diagnose()),
         "boxes": boxes,
         "edges": [_edge(edge, window) for edge, window in view.edges],
     }
@@ -61,8 +61,8 @@ def _diagnosis(finding: Finding) -> Report:
     }
 
 
-def _box(box: Box, window: Window, history: History, figures: Report) -> Report:
-    rates = history.rates(_PULSE_OF[box.kind], HISTORY_BIN_S)
+def _box(box: Box, window: Window, whole: Window, figures: Report) -> Report:
+    rates = whole.rates(_PULSE_OF[box.kind], HISTORY_BIN_S)
     return {
         "id": box.id,
         "kind": box.kind.value,
@@ -72,7 +72,7 @@ def _box(box: Box, window: Window, history: History, figures: Report) -> Report:
         "version": box.version or None,
         "figures": {name: _rounded(value) for name, value in figures.items()},
         "process": _process(window),
-        "history": [_rounded(rate) for rate in rates[-round(KEPT_S / HISTORY_BIN_S) :]],
+        "history": [_rounded(rate) for rate in rates],
     }
 
 

@@ -8,7 +8,7 @@ from gateway.map.history import INTERVAL_S, KEPT_S, History, Sample, Window
 
 
 def window(*values: float, name: str = "x") -> Window:
-    return Window([Sample(float(at_s), {name: value}) for at_s, value in enumerate(values)])
+    return Window([Sample.of(float(at_s), {name: value}) for at_s, value in enumerate(values)])
 
 
 def test_a_counter_has_a_rate() -> None:
@@ -26,7 +26,7 @@ def test_gauges_have_a_last_value_a_mean_a_peak_and_a_share() -> None:
 
 
 def test_one_counter_by_another() -> None:
-    samples = [Sample(0.0, {"a": 1.0, "b": 2.0}), Sample(1.0, {"a": 4.0, "b": 8.0})]
+    samples = [Sample.of(0.0, {"a": 1.0, "b": 2.0}), Sample.of(1.0, {"a": 4.0, "b": 8.0})]
     assert Window(samples).ratio("a", "b") == 0.5
 
 
@@ -40,7 +40,7 @@ def test_what_is_not_known_is_none() -> None:
 
 
 def test_figures_that_come_later_have_a_rate_of_their_own_time() -> None:
-    samples = [Sample(0.0, {}), Sample(8.0, {"x": 0.0}), Sample(10.0, {"x": 6.0})]
+    samples = [Sample.of(0.0, {}), Sample.of(8.0, {"x": 0.0}), Sample.of(10.0, {"x": 6.0})]
     assert Window(samples).rate("x") == 3.0
 
 
@@ -51,6 +51,7 @@ def test_only_two_minutes_are_kept() -> None:
     assert len(history.window(0.0)) == KEPT_S / INTERVAL_S
     assert history.last_s == 999.0
     assert len(history.window(995.0)) == 5
-    rates = history.rates("x", bin_s=2.0)
+    assert len(history.whole()) == KEPT_S / INTERVAL_S
+    rates = history.whole().rates("x", bin_s=2.0)
     assert len(rates) == pytest.approx(KEPT_S / 2, abs=1)
     assert set(rates) == {2.0}

@@ -81,13 +81,13 @@ def test_the_figures_are_those_of_the_window() -> None:
 
 def test_the_diagnosis_is_of_the_last_seconds() -> None:
     watched = Watched()
-    assert watched.pass_seconds(60, gateway={"live": 0.0}).finding.verdict == "idle"
-    assert watched.pass_seconds(7, **BUSY).finding.verdict == "queue-bound"
+    assert watched.pass_seconds(60, gateway={"live": 0.0}).diagnose().verdict == "idle"
+    assert watched.pass_seconds(7, **BUSY).diagnose().verdict == "queue-bound"
 
 
 def test_before_the_first_look_there_is_nothing() -> None:
     view = Watched().map.view()
-    assert (view.finding.verdict, report(view, 1.0)["boxes"]) == ("watching", [])
+    assert (view.diagnose().verdict, report(view, 1.0)["boxes"]) == ("watching", [])
 
 
 def test_the_answer_is_as_documented() -> None:
