@@ -84,6 +84,7 @@ class GatewayServer:
         servicer = InferenceServicer(self.service, tokens)
         access = config.access
         clients = Clients(access.keys(), access.limits(), ClientMetrics(registry))
+        clients.check_names(config.trace.trace_readers, "--trace-readers")
         self.grpc_server = ServiceServer(
             config.server_config(),
             SERVICE_NAME,

@@ -8,7 +8,7 @@ Used from one event loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -16,6 +16,7 @@ from gateway.access.client_limits import ClientLimits, TokenBucket
 from gateway.access.keys import KeyRing
 from gateway.access.metrics import ClientMetrics
 from pagewire.kit import context
+from pagewire.kit.config import ConfigError
 from pagewire.kit.errors import QueueFullError, UnauthenticatedError
 
 ANONYMOUS = "anonymous"
@@ -105,6 +106,16 @@ class Clients:
         self._metrics = metrics
         by_name = keys.limits(limits) if keys else {ANONYMOUS: limits}
         self._clients = {name: Client(name, its, metrics, clock) for name, its in by_name.items()}
+
+    def check_names(self, names: Iterable[str], flag: str) -> None:
+        """Refuse names of clients that no key has.
+
+        Raises:
+            ConfigError: Names the first.
+        """
+        for name in names:
+            if not self._keys or name not in self._clients:
+                raise ConfigError(f"{flag} {name}: no key has this name (--api-key NAME=SECRET)")
 
     def identify(self, authorization: str | None, api_key: str | None = None) -> Client:
         """Return the client that sent these headers, and name it in what is logged from here on.

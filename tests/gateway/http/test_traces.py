@@ -11,9 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.config import AccessConfig
+from gateway.config import AccessConfig, GatewayConfig
 from gateway.http.openapi.document import document
+from gateway.server import GatewayServer
 from gateway.trace.config import NO_TRACES, TraceConfig
+from pagewire.kit.config import ConfigError
 from pagewire.v1 import inference_pb2, scheduler_pb2
 from tests.fakes.fake_scheduler import MODEL
 from tests.gateway.conftest import Gateway, GatewayFactory
@@ -132,6 +134,13 @@ async def test_clients_see_their_own_and_readers_everybodys(run_gateway: Gateway
         assert (await gateway.http.get(path)).status_code == 401
         listed = await gateway.http.get("/v1/requests", headers=key("b"))
         assert listed.json()["recent"] == listed.json()["slowest"] == []
+
+
+@pytest.mark.parametrize("access", [KEYS, AccessConfig()])
+def test_a_reader_that_no_key_has_is_refused_at_the_start(access: AccessConfig) -> None:
+    config = GatewayConfig(access=access, trace=TraceConfig(trace_readers=("rood",)))
+    with pytest.raises(ConfigError, match="--trace-readers rood"):
+        GatewayServer(config)
 
 
 @pytest.fixture
