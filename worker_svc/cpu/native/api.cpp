@@ -79,7 +79,8 @@ EXPORT void pw_unpack_row(const Kernels *kernels, Matrix matrix, int32_t row, fl
 // [num_tokens][columns] times the matrix, at most kMaxTokens tokens.
 EXPORT void pw_linear(const Kernels *kernels, Matrix matrix, const float *input,
                       int32_t num_tokens, const float *bias, bool adds, float *out) {
-  const int64_t groups = int64_t{matrix.columns} / kGroup * num_tokens;
+  const int64_t blocks = (num_tokens + kTokens - 1) / kTokens;
+  const int64_t groups = int64_t{matrix.columns} / kGroup * kTokens * blocks;
   std::vector<int16_t> codes(groups * kGroup);
   std::vector<float> scales(groups), sums(groups);
   Activations activations{codes.data(), scales.data(), sums.data(), num_tokens};

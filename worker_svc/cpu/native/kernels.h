@@ -10,6 +10,7 @@ namespace pagewire {
 constexpr int kGroup = 32;      // weights that share a scale: GGML's block
 constexpr int kKeyTile = 64;    // keys that a query reduces at a time, from position 0 on
 constexpr int kMaxTokens = 128; // tokens of one matrix product
+constexpr int kTokens = 4;      // for which a group of weights is unpacked at once
 
 enum Kind : int32_t { kQ4 = 0, kQ8 = 1 };
 
@@ -21,11 +22,12 @@ struct Matrix {
   int32_t columns;
 };
 
-// Tokens whose activations are quantized: 16 bits, one scale for each group of a token.
+// Tokens whose activations are quantized: 16 bits, one scale for each group of a token. Those that
+// a product takes at once lie side by side, and all their groups after each other.
 struct Activations {
-  int16_t *codes; // [groups][num_tokens][kGroup]
-  float *scales;  // [groups][num_tokens]
-  float *sums;    // [groups][num_tokens], scale times the sum of the codes
+  int16_t *codes; // [num_tokens / kTokens, rounded up][groups][kTokens][kGroup]
+  float *scales;  // the same without [kGroup]
+  float *sums;    // the same, scale times the sum of the codes
   int32_t num_tokens;
 };
 

@@ -20,7 +20,6 @@ namespace {
 constexpr int kBytes4 = 16 * kLanes; // codes of a group of kLanes rows
 constexpr int kBytes8 = 32 * kLanes;
 constexpr int kVectorBytes = 4 * kLanes;
-constexpr int kTokens = 4; // that a group is unpacked for at once: their sums stay in registers
 constexpr float kLargestCode = 32767.0f;
 constexpr float kLeastScale = 1e-37f; // below it a group counts as zero: its inverse is no number
 
@@ -120,7 +119,8 @@ void quantize(const float *input, int32_t size, int32_t token, const Activations
       largest = vmax(largest, magnitude(load(values + i)));
     const float scale = lanes_max(largest) / kLargestCode;
     const float factor = scale > kLeastScale ? 1.0f / scale : 0.0f;
-    const int64_t place = int64_t{g} * output.num_tokens + token;
+    const int64_t place =
+        (int64_t{token / kTokens} * (size / kGroup) + g) * kTokens + token % kTokens;
     const int32_t sum = round_to_words(values, factor, output.codes + place * kGroup);
     // Conversion to a whole number would hide NaN and infinity; the scale carries them on.
     Vector rest = splat(0.0f);
@@ -203,7 +203,8 @@ struct Group8 {
   }
 };
 
-// Tokens [token, token + kCount) times one row group, whose lane 0 is row `first`.
+// Tokens [token, token + kCount) times one row group, whose lane 0 is row `first`. Their sums stay
+// in registers. `token` is a multiple of kTokens.
 template <typename Group, bool kHasOffsets, int kCount>
 void multiply_tokens(const Matrix &matrix, const RowGroup &rows, const Activations &input,
                      int first, int token, const Output &output) {
@@ -213,7 +214,7 @@ void multiply_tokens(const Matrix &matrix, const RowGroup &rows, const Activatio
   for (int t = 0; t < kCount; ++t) sums[t] = splat(0.0f);
   for (int g = 0; g < rows.num_groups; ++g) {
     const uint8_t *codes = rows.codes + int64_t{g} * Group::kBytes;
-    const int64_t place = int64_t{g} * input.num_tokens + token;
+    const int64_t place = int64_t{token} * rows.num_groups + g * kTokens;
     prefetch<kShare>(rows.codes + int64_t{g} * kShare);
     Integers dots[kCount];
     for (int t = 0; t < kCount; ++t) dots[t] = zeros();
