@@ -340,7 +340,9 @@ async def test_too_many_steps_in_flight_end_the_stream(config: EngineConfig) -> 
     async with running_worker(lambda _: runner) as server, connected(server) as scheduler:
         stream = await scheduler.open(config)
         runner.may_step.clear()
-        for _ in range(17):
+        await stream.send_step()
+        assert await asyncio.to_thread(runner.stepping.wait, WAIT_S)
+        for _ in range(16):
             await stream.send_step()
         assert await stream.end() is grpc.StatusCode.INVALID_ARGUMENT
         runner.may_step.set()
