@@ -188,7 +188,9 @@ def _engine_bound(situation: Situation) -> Finding | None:
     found = [
         (engine.num_requests, finding)
         for engine in situation.engines
-        if engine.is_ready and (finding := diagnose_engine(engine)) is not None
+        if engine.is_ready
+        and not engine.is_paused
+        and (finding := diagnose_engine(engine)) is not None
     ]
     return max(found, key=lambda each: each[0])[1] if found else None
 

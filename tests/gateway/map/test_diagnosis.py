@@ -151,7 +151,7 @@ BELOW: dict[str, Situation] = {
         make_engine(), make_engine(box="scheduler-1", is_ready=False)
     ),
     "one replica of two is paused": make_situation(
-        make_engine(), make_engine(box="scheduler-1", is_paused=True)
+        make_engine(), make_engine(box="scheduler-1", is_paused=True, **QUEUED)
     ),
 }
 
