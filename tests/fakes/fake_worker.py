@@ -44,6 +44,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.got_step = asyncio.Event()
         self.fail_next_steps = 0
         self.failing_request_ids: set[str] = set()
+        self.process: common_pb2.ProcessFigures | None = None
+        """What its heartbeats tell."""
         self.is_silent = False
         self.address = "127.0.0.1:0"
         self.was_closed = False
@@ -163,7 +165,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                     await self.go_on.wait()
                     yield self._answer(frame.step)
                 elif not self.is_silent:
-                    yield worker_pb2.ExecuteResponse(heartbeat=frame.heartbeat)
+                    number = frame.heartbeat.sequence
+                    beat = common_pb2.Heartbeat(
+                        sequence=number, echo_sequence=number, process=self.process
+                    )
+                    yield worker_pb2.ExecuteResponse(heartbeat=beat)
         finally:
             self._in_execute = False
 

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pagewire.kit.errors import FailedPreconditionError, InvalidRequestError
+from pagewire.kit.pulse import Pulse
+from pagewire.v1 import common_pb2
 from scheduler_svc import execute_stream, worker_claim
 from scheduler_svc.executor import (
     KvCachePlan,
@@ -61,6 +63,31 @@ async def wait_lost(executor):
     if executor.lost_reason is None:
         async with asyncio.timeout(10):
             await lost.wait()
+
+
+async def test_a_workers_heartbeats_tell_of_its_process_and_the_round_trip(monkeypatch):
+    heard, take = asyncio.Event(), Pulse.take
+
+    async def beat_at_once(send):
+        await send()
+        await asyncio.Event().wait()
+
+    def take_and_tell(pulse, beat):
+        take(pulse, beat)
+        heard.set()
+
+    monkeypatch.setattr(execute_stream, "send_heartbeats", beat_at_once)
+    monkeypatch.setattr(Pulse, "take", take_and_tell)
+    async with workers() as (worker,), executor_of(worker.address) as executor:
+        worker.process = common_pb2.ProcessFigures(rss_bytes=7)
+        assert executor.pulses() == ()
+        await ready(executor)
+        await heard.wait()
+        (pulse,) = executor.pulses()
+        await executor.close()
+        assert executor.pulses() == (), "a worker that was given back tells nothing"
+    assert (pulse.address, pulse.rank, pulse.process.rss_bytes) == (worker.address, 0, 7)
+    assert pulse.round_trip_ns > 0
 
 
 async def test_a_worker_tells_what_it_found():
