@@ -35,9 +35,15 @@ def named_load(pool: EnginePool) -> dict[str, float]:
     }
 
 
-def load_headers(scope: Scope, load: NamedLoad) -> list[tuple[bytes, bytes]]:
-    """Return the header, if the request asks for it and can have it; else nothing."""
-    if scope["path"] not in _ROUTES:
+def load_headers(scope: Scope, load: NamedLoad, status: int) -> list[tuple[bytes, bytes]]:
+    """Return the header, if the request asks for it and can have it; else nothing.
+
+    Args:
+        scope: Of the request.
+        load: Figures by name.
+        status: Of the answer. Errors tell nothing: whoever gets one may have no key.
+    """
+    if scope["path"] not in _ROUTES or scope["method"] != "POST" or status >= 400:
         return []
     asked = next((value for name, value in scope["headers"] if name == ASK_HEADER), b"").upper()
     if asked not in (b"TEXT", b"JSON") or not (figures := load()):

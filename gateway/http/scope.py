@@ -83,7 +83,7 @@ def _path(scope: Scope) -> str:
 class _Answer:
     """Passes an answer on, with more headers, and notes its status."""
 
-    def __init__(self, send: Send, request_id: str, more: Callable[[], list[Header]]) -> None:
+    def __init__(self, send: Send, request_id: str, more: Callable[[int], list[Header]]) -> None:
         self._send = send
         self._request_id = request_id
         self._more = more
@@ -93,6 +93,6 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             own = (b"x-request-id", self._request_id.encode())
-            headers = [*message.get("headers", ()), own, *self._more()]
+            headers = [*message.get("headers", ()), own, *self._more(self.status)]
             message = {**message, "headers": headers}
         await self._send(message)

@@ -92,14 +92,15 @@ def test_the_load_is_that_of_all_engines_that_tell() -> None:
     assert named_load(pool_of(None)) == {}
 
 
-def scope(asked: bytes, path: str = "/v1/completions") -> dict[str, Any]:
-    return {"path": path, "headers": [(b"endpoint-load-metrics-format", asked)]}
+def scope(asked: bytes, path: str = "/v1/completions", method: str = "POST") -> dict[str, Any]:
+    headers = [(b"endpoint-load-metrics-format", asked)]
+    return {"path": path, "method": method, "headers": headers}
 
 
 def test_the_header_says_it_as_text_or_json() -> None:
     text = b"TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3"
-    assert load_headers(scope(b"text"), lambda: LOAD) == [(b"endpoint-load-metrics", text)]
-    ((_, value),) = load_headers(scope(b"JSON"), lambda: LOAD)
+    assert load_headers(scope(b"text"), lambda: LOAD, 200) == [(b"endpoint-load-metrics", text)]
+    ((_, value),) = load_headers(scope(b"JSON"), lambda: LOAD, 200)
     assert value.startswith(b"JSON ")
     assert json.loads(value[5:]) == {"named_metrics": LOAD}
 
@@ -114,4 +115,9 @@ def test_the_header_says_it_as_text_or_json() -> None:
     ],
 )
 def test_there_is_no_header_otherwise(asked: bytes, path: str, load: dict[str, float]) -> None:
-    assert load_headers(scope(asked, path), lambda: load) == []
+    assert load_headers(scope(asked, path), lambda: load, 200) == []
+
+
+@pytest.mark.parametrize(("method", "status"), [("POST", 401), ("POST", 429), ("OPTIONS", 200)])
+def test_who_may_have_no_key_is_told_nothing(method: str, status: int) -> None:
+    assert load_headers(scope(b"TEXT", method=method), lambda: LOAD, status) == []
