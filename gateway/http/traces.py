@@ -5,6 +5,8 @@ Clients see their own requests, and those named by `--trace-readers` everybody's
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from starlette.requests import Request
@@ -33,23 +35,18 @@ class TraceRoutes:
         limit = _limit(request.query_params.get("limit"))
         store = self._recorder.store
         lists = {
-            name: filter(self._may_read, kept)
+            name: list(islice(filter(self._may_read, kept), limit))
             for name, kept in (("recent", store.recent()), ("slowest", store.slowest()))
         }
-        return json_response(
-            {"object": "list"}
-            | {
-                name: [summary(each) for each in islice(readable, limit)]
-                for name, readable in lists.items()
-            }
-        )
+        # Closed traces stay as they are, and a thousand of them take their time.
+        return await asyncio.to_thread(_write_list, lists)
 
     async def trace(self, request: Request) -> Response:
         """One request with its timeline."""
         self._check_on()
         request_id = request.path_params["request_id"]
-        trace = self._recorder.store.find(request_id)
-        if trace is None or not self._may_read(trace):
+        trace = self._recorder.store.find(request_id, self._may_read)
+        if trace is None:
             raise NotFoundError(
                 f"no trace of request `{request_id[:128]}` is kept: it has not ended yet, or too"
                 " many came after it (--trace-requests), or its x-request-id was another",
@@ -67,6 +64,11 @@ class TraceRoutes:
                 "this gateway keeps no traces; start it with --trace-requests",
                 reason="TRACES_OFF",
             )
+
+
+def _write_list(lists: Mapping[str, Sequence[RequestTrace]]) -> Response:
+    summaries = {name: list(map(summary, traces)) for name, traces in lists.items()}
+    return json_response({"object": "list"} | summaries)
 
 
 def _limit(text: str | None) -> int:

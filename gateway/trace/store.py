@@ -57,10 +57,17 @@ class TraceStore:
         self._forget_old()
         return [trace for _, trace in self._slowest]
 
-    def find(self, request_id: str) -> RequestTrace | None:
-        """Return the newest trace of that id; a client may have used it twice."""
-        kept = [*self.recent(), *self.slowest()]
-        return next((trace for trace in kept if trace.request_id == request_id), None)
+    def find(
+        self, request_id: str, may_read: Callable[[RequestTrace], bool] = lambda _: True
+    ) -> RequestTrace | None:
+        """Return the newest trace of that id; anybody may have used it, and more than once.
+
+        Args:
+            request_id: Of the client's choice.
+            may_read: Which of them count.
+        """
+        kept = (each for each in (*self.recent(), *self.slowest()) if each.request_id == request_id)
+        return next(filter(may_read, kept), None)
 
     def _add_slow(self, trace: RequestTrace) -> None:
         self._forget_old()

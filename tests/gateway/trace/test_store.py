@@ -37,6 +37,16 @@ def test_of_two_with_one_id_the_newest_is_found(clock: Clock) -> None:
     assert store.find("a") is newest
 
 
+def test_an_id_that_somebody_else_used_later_hides_no_trace(clock: Clock) -> None:
+    store = TraceStore(TraceConfig())
+    own, other = _trace(clock, "a", 1), _trace(clock, "a", 1)
+    own.client, other.client = "ann", "ben"
+    store.add(own)
+    store.add(other)
+    assert store.find("a", lambda trace: trace.client == "ann") is own
+    assert store.find("a", lambda trace: trace.client == "eve") is None
+
+
 def test_the_slowest_of_long_ago_are_forgotten(clock: Clock) -> None:
     now_s = [0.0]
     store = TraceStore(TraceConfig(trace_requests=1), clock=lambda: now_s[0])
