@@ -85,14 +85,18 @@ class EnginePool:
 
     @property
     def replicas(self) -> list[Replica]:
+        """Those of now; from any thread."""
         return list(self._replicas.values())
 
     @property
     def clients(self) -> list[EngineClient]:
-        return [replica.client for replica in self._replicas.values()]
+        return [replica.client for replica in self.replicas]
 
     def connected(self) -> list[tuple[str, str, int]]:
-        """Model, label and longest sequence of each replica that has ever been connected."""
+        """Model, label and longest sequence of each replica that has ever been connected.
+
+        From any thread: replicas may join and leave meanwhile.
+        """
         infos = [(client.engine, client.info) for client in self.clients]
         return [
             (info.served_model_names[0], engine, info.max_model_len)

@@ -26,6 +26,9 @@ from pagewire.v1 import scheduler_pb2_grpc
 UNANSWERED_S = 10.0
 """A request that was neither admitted nor refused for so long, to its deadline, is a failure."""
 
+# An event loop's clock stands still for a turn, so its timers may ring a little before their time.
+_CLOCK_SLACK_S = 0.1
+
 # The replica goes away as it should.
 _DRAINING = "DRAINING"
 
@@ -134,7 +137,7 @@ class Replica:
             self.breaker.sent(now_s)
         self.client.add(request)
         if not request.admission.done():
-            is_unanswered_at_s = max(now_s + UNANSWERED_S, now_s + _left_s(request))
+            is_unanswered_at_s = now_s + max(UNANSWERED_S, _left_s(request) - _CLOCK_SLACK_S)
             noted = partial(self._on_admission, request, is_unanswered_at_s)
             request.admission.add_done_callback(noted)
 

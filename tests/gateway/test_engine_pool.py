@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -184,13 +185,16 @@ async def test_refusals_of_the_request_open_nothing() -> None:
         assert pool.replica(schedulers[0]).breaker.is_closed
 
 
-@pytest.mark.parametrize("end", ["its client left", "its deadline came"])
+END_FACTORS = {"its client left": 1.5, "its deadline came": 2.0, "a little early": 1.9995}
+
+
+@pytest.mark.parametrize("end", END_FACTORS)
 async def test_a_request_that_nobody_answered_is_a_failure_at_its_deadline_alone(end: str) -> None:
     async with fakes(1) as schedulers, pool_of(schedulers) as pool:
         breaker = pool.replica(schedulers[0]).breaker
         for _ in range(FAILURES_TO_OPEN):
             live = pool.send(deadline_ns=time.time_ns() + int(2 * UNANSWERED_S * 1e9))
-            pool.now_s += UNANSWERED_S * (1.5 if end == "its client left" else 2.0)
+            pool.now_s += UNANSWERED_S * END_FACTORS[end]
             live.admission.cancel()
             await asyncio.sleep(0)  # callbacks of a future are called a turn later
         assert breaker.is_closed is (end == "its client left")
@@ -380,6 +384,22 @@ async def test_each_connection_is_tried_under_a_channel_of_its_own(
         await pool.until(lambda: not pool.pool.ready)
         await pool.until(lambda: pool.pool.ready)
         assert opened[num_opened:] and set(opened) == {only.target}
+
+
+async def test_another_thread_may_read_while_replicas_join() -> None:
+    pool, replicas = Pool([]).pool, dict[str, Any]()
+
+    class Joining:
+        """One that is joined by another while it is read, as if a thread had its turn."""
+
+        @property
+        def client(self) -> Any:
+            replicas[str(len(replicas))] = Joining()
+            return SimpleNamespace(engine="0", info=None)
+
+    replicas["0"] = Joining()
+    pool._replicas = replicas
+    assert pool.connected() == []
 
 
 async def test_names_of_models_are_kept_while_nobody_serves_them() -> None:
