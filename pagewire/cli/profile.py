@@ -156,7 +156,8 @@ async def _start_all(
     if len(started) < len(workers):
         ends = (worker.stop(wait=False, timeout_s=_WRITE_TIMEOUT_S) for worker in started)
         await asyncio.gather(*ends, return_exceptions=True)
-    answers = [task.result() for task in starts]
+    # Raises what the first one says, and has taken note of the others.
+    answers = await asyncio.gather(*starts)
     return answers[0]
 
 

@@ -119,6 +119,9 @@ class HttpResponse:
 
 def _chunk_size(line: bytes) -> int:
     try:
-        return int(line.partition(b";")[0].strip(), 16)
+        size = int(line.partition(b";")[0].strip(), 16)
     except ValueError:
-        raise HttpFormatError("the size of a chunk is no number") from None
+        size = -1
+    if size < 0:
+        raise HttpFormatError("the size of a chunk is no number")
+    return size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -97,6 +98,17 @@ async def test_an_interrupt_ends_the_profile_and_shows_what_there_is(
         assert await running == 0
     assert worker.stops == [True, False]
     assert "aten::mm" in capsys.readouterr().out
+
+
+async def test_when_all_refuse_one_is_named_and_the_others_are_heard() -> None:
+    left_over: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: left_over.append(what))
+    refusal = FailedPreconditionError("start it with --profiler-dir")
+    async with serving(ScriptedAdmin(refusal), ScriptedAdmin(refusal)) as addresses:
+        with pytest.raises(FailedPreconditionError, match="--profiler-dir"):
+            await profile(ProfileConfig(targets=addresses))
+    gc.collect()
+    assert left_over == []
 
 
 async def test_one_that_refuses_ends_the_others_and_is_named() -> None:

@@ -56,6 +56,7 @@ def test_a_response_that_is_cut_off_is_an_error(data: bytes) -> None:
         b"HTTP/1.1 ok\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
         CHUNKED.replace(b"\r\n5\r\n", b"\r\nfive\r\n"),
+        CHUNKED.replace(b"\r\n5\r\n", b"\r\n-5\r\n"),
         b"x" * 70_000,
         CHUNKED.replace(b"\r\n5\r\n", b"\r\n" + b"5" * 2000),
     ],
