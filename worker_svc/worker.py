@@ -214,6 +214,7 @@ class Worker:
                 there is no such level.
         """
         with self._leases.in_use(lease):
+            await self._profiles.interrupt()  # before the checks: steps may come meanwhile
             model, execution = self._model, self._execution
             if model is None or self._limits is None:
                 message = "Sleep comes after AllocateKvCache"
@@ -221,7 +222,6 @@ class Worker:
             if execution is not None and not execution.is_idle:
                 message = "the worker has requests: finish or preempt them first"
                 raise FailedPreconditionError(message, reason="NOT_IDLE")
-            await self._profiles.interrupt()
             await self._sleep.fall_asleep(model, level)
 
     async def wake_up(self, lease: Lease, tags: Collection[str]) -> bool:
@@ -246,9 +246,10 @@ class Worker:
         Raises:
             PagewireError: A scheduler holds this worker, or there is no such level.
         """
-        model = self._require_unheld()
+        self._require_unheld()
+        await self._profiles.interrupt()
+        model = self._require_unheld()  # again: a scheduler may have come meanwhile
         if model is not None:
-            await self._profiles.interrupt()
             await self._sleep.fall_asleep(model, level)
 
     async def wake_up_unheld(self, tags: Collection[str]) -> None:

@@ -19,7 +19,7 @@ from pagewire.kit.errors import (
     UnimplementedError,
 )
 from tests.worker_svc.harness import BLOCK_SIZE, WAIT_S, ScriptedRunner, sim_config, write_model
-from worker_svc.calls import InitializeCall, KvCacheCall
+from worker_svc.calls import InitializeCall, KvCacheCall, WorkerState
 from worker_svc.execution import Execution
 from worker_svc.lease import Lease
 from worker_svc.profiling import OperatorTime, ProfileCall, ProfileTimes
@@ -280,6 +280,29 @@ async def test_a_sleep_ends_the_profile(setup: Setup) -> None:
     assert setup.profiler.log == ["start", "stop"]
     with pytest.raises(FailedPreconditionError):
         await setup.worker.start_profile(ProfileCall())
+
+
+async def test_a_scheduler_that_comes_while_the_profile_ends_finds_the_worker_awake(
+    setup: Setup,
+) -> None:
+    lease = await setup.initialize()
+    with setup.worker.execution(lease, 1):
+        pass
+    await setup.worker.start_profile(ProfileCall())  # behind the end of the lease
+    assert not setup.worker.status().lease_holder
+    # The device has something to do, so the profile does not end at once.
+    is_free = threading.Event()
+    busy = asyncio.create_task(setup.worker.device.run(lambda: is_free.wait(WAIT_S)))
+    sleeping = asyncio.create_task(setup.worker.sleep_unheld(1))
+    await asyncio.sleep(0)
+    coming = asyncio.create_task(setup.initialize("s2"))
+    await asyncio.sleep(0)
+    assert setup.worker.status().lease_holder == "s2"
+    is_free.set()
+    with pytest.raises(FailedPreconditionError, match="a scheduler holds this worker"):
+        await sleeping
+    await asyncio.gather(busy, coming)
+    assert setup.worker.status().state is WorkerState.READY
 
 
 async def test_a_worker_that_ends_writes_its_profile(tmp_path: Path) -> None:
