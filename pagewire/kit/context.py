@@ -101,19 +101,22 @@ def ids_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Mapping[st
         "request_id": given_id if _VALID_REQUEST_ID.fullmatch(given_id) else new_request_id(),
         "traceparent": given_trace,
     }
-    if not _VALID_TRACEPARENT.fullmatch(given_trace):
+    if not is_traceparent(given_trace):
         ids["traceparent"] = new_traceparent()
     elif _VALID_TRACESTATE.fullmatch(found.get(TRACESTATE_KEY, "")):
         ids["tracestate"] = found[TRACESTATE_KEY]
     return ids
 
 
+def is_traceparent(value: str) -> bool:
+    """Say whether a text is a W3C traceparent of a version that can be passed on."""
+    return _VALID_TRACEPARENT.fullmatch(value) is not None
+
+
 def joins_trace(metadata: Iterable[tuple[str, str | bytes]]) -> bool:
     """Say whether the metadata has a valid traceparent: else `ids_from_metadata` makes one up."""
     return any(
-        key.lower() == TRACEPARENT_KEY
-        and isinstance(value, str)
-        and _VALID_TRACEPARENT.fullmatch(value) is not None
+        key.lower() == TRACEPARENT_KEY and isinstance(value, str) and is_traceparent(value)
         for key, value in metadata
     )
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from pagewire.kit import context
 from pagewire.kit.spans import Attributes, Spans
 
 
@@ -31,8 +32,8 @@ class RequestSpans:
         self._begun: dict[Hashable, _Begun] = {}
 
     def begin(self, key: Hashable, traceparent: str, request_id: str) -> None:
-        """Begin the span of a request that belongs to a trace; "": it belongs to none."""
-        if self._spans.is_on and traceparent:
+        """Begin the span of a request; one without a valid traceparent belongs to no trace."""
+        if self._spans.is_on and context.is_traceparent(traceparent):
             attributes: Attributes = {"gen_ai.request.id": request_id}
             self._begun[key] = _Begun(traceparent, time.time_ns(), dict(attributes))
 

@@ -50,10 +50,11 @@ def test_what_is_left_ends_with_the_stream() -> None:
     assert len(spans.sent) == 2
 
 
-def test_a_request_of_no_trace_has_no_span() -> None:
+@pytest.mark.parametrize("traceparent", ["", "x", TRACEPARENT + "-y", TRACEPARENT.upper()])
+def test_a_request_of_no_trace_has_no_span(traceparent: str) -> None:
     spans = Recorded()
     requests = RequestSpans(spans, "x.request")
-    requests.begin("a", "", "a")
+    requests.begin("a", traceparent, "a")
     requests.end("a")
     assert spans.sent == []
 
