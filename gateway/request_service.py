@@ -125,7 +125,8 @@ class RequestService:
             prompt_only=request.prompt_only,
         )
         num_outputs, trace = len(request.prompts) * request.n, generation.trace
-        with trace.generating(generation.facts), self._counted(generation, num_outputs):
+        # Without room there is nothing to trace: a flood of refusals pushes no trace out.
+        with self._counted(generation, num_outputs), trace.generating(generation.facts):
             try:
                 async with generation.deadline():
                     rows = await tokenize_prompts(self.tokenizer, request, limit)

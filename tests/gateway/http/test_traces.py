@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.config import AccessConfig, GatewayConfig
+from gateway.config import AccessConfig, GatewayConfig, RequestLimits
 from gateway.http.openapi.document import document
 from gateway.server import GatewayServer
 from gateway.trace.config import NO_TRACES, TraceConfig
@@ -101,6 +101,20 @@ async def test_one_that_the_engine_refuses_is_kept_with_its_reason(gateway: Gate
     trace = await trace_of(gateway, "r")
     assert (trace["status"], trace["error"]) == (429, "QUEUE_FULL")
     assert covers(trace)
+
+
+async def test_a_request_that_found_no_room_pushes_no_trace_out(
+    run_gateway: GatewayFactory,
+) -> None:
+    limits, trace = RequestLimits(max_live_outputs=1), TraceConfig(trace_requests=1)
+    async with run_gateway(limits=limits, trace=trace) as gateway:
+        await gateway.http.post(COMPLETIONS, json=BODY, headers={"x-request-id": "kept"})
+        await trace_of(gateway, "kept")
+        body, headers = BODY | {"prompt": ["a", "b"]}, {"x-request-id": "refused"}
+        answer = await gateway.http.post(COMPLETIONS, json=body, headers=headers)
+        assert answer.status_code == 429
+        listed = (await gateway.http.get("/v1/requests")).json()
+        assert [each["id"] for each in listed["recent"]] == ["kept"]
 
 
 async def test_calls_over_grpc_are_kept_too(gateway: Gateway) -> None:
