@@ -136,7 +136,8 @@ class _Exchange(asyncio.Protocol):
     def check(self) -> None:
         """Raise what went wrong."""
         if self._failure is not None:
-            raise BenchRequestError(str(self._failure)) from self._failure
+            reason = str(self._failure) or type(self._failure).__name__
+            raise BenchRequestError(reason) from self._failure
         if self._response.status != 200:
             text = self._error_body.decode("utf-8", "replace").strip().replace("\n", " ")
             raise BenchRequestError(f"HTTP {self._response.status}: {text[:500]}")

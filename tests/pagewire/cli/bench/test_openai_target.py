@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagewire.cli.bench.http_connection import Endpoint, exchange
 from pagewire.cli.bench.model_name import first_model
 from pagewire.cli.bench.openai_target import OpenAITarget
 from pagewire.cli.bench.record import BenchRequestError, Job, RequestRecord
@@ -52,6 +53,16 @@ async def test_messages_with_output_are_noted_and_tokens_are_the_servers_count()
         1,
     )
     assert record.is_counted_by_server
+
+
+async def test_a_failure_without_words_is_none_the_less_a_failure() -> None:
+    def fail(body: bytes, now_s: float) -> None:
+        raise ArithmeticError
+
+    async with serving([HEAD, text("a"), DONE]) as server:
+        endpoint = Endpoint.of(server.url, "/v1/completions")
+        with pytest.raises(BenchRequestError, match="ArithmeticError"):
+            await exchange(endpoint, endpoint.request("POST", b"{}", {}), fail, 20.0)
 
 
 async def test_without_usage_tokens_are_messages() -> None:
