@@ -2,8 +2,7 @@
 
 Channels stay open when a stream is lost, because closing one cancels the unary calls on it; those
 of addresses that have left, or with a certificate that was renewed since, are closed when the next
-one is asked for. It does not know whether
-anybody answers: `tokenizer_client` does.
+one is asked for. It does not know whether anybody answers: `tokenizer_client` does.
 """
 
 from __future__ import annotations
