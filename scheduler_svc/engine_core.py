@@ -322,7 +322,10 @@ class EngineCore:
                 engine_fingerprint=fingerprint,
             )
         elif fingerprint != self.info.fingerprint:
-            raise WorkerUnavailableError("it has another model than the engine started with")
+            raise WorkerUnavailableError(
+                "its tokens would be others than those of the engine's first worker: give it the"
+                " same checkpoint, and CPU kernels where that one has them"
+            )
         return self.info.kv_cache
 
     # For the steps.
