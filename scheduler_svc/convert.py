@@ -289,6 +289,8 @@ class PendingOutputs:
     first_step: int = 0
     last_step: int = 0
     num_tokens: int = 0
+    """What is here by its size: tokens of outputs and rows of prompt logprobs; what a request went
+    through counts as a token, since it may go through much before it has one."""
     timings: StepTimings = field(default_factory=StepTimings)
     _rows: dict[int, Sequence[int]] = field(default_factory=dict)
     _logprobs: dict[int, LogprobRows] = field(default_factory=dict)
@@ -326,6 +328,7 @@ class PendingOutputs:
             if (handle := handles.get(request_id)) is not None:
                 self._prefilled.append((handle, num_tokens))
         self._preempted += [handles[each] for each in outputs.preempted if each in handles]
+        self.num_tokens += len(outputs.prefilled) + len(outputs.preempted)
 
     def add_finished(self, handle: int, end: FinishedRequest) -> None:
         self._finished[handle] = end

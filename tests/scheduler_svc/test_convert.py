@@ -92,6 +92,13 @@ def test_merged_steps_have_one_row_a_request():
     assert pending.num_tokens == 4
 
 
+def test_what_requests_go_through_before_a_token_counts_too():
+    pending, moves = PendingOutputs(), EngineCoreOutputs(1)
+    moves.prefilled, moves.preempted = [("a", 8), ("b", 8)], ["a"]
+    pending.add_step(moves, StepTimings(), HANDLES)
+    assert pending.num_tokens == 3
+
+
 def test_merging_leaves_the_engines_own_lists_alone():
     pending, first = PendingOutputs(), [1]
     pending.add_step(EngineCoreOutputs(1, ["a"], [first]), StepTimings(), HANDLES)
