@@ -1,7 +1,7 @@
 #!/bin/sh
 # Used by the Dockerfile, inside builds: Python packages into /opt/pagewire, which has no pip of its own.
 #
-#   install.sh project                      the environment, pagewire's metadata and command, what every service needs
+#   install.sh project [EXTRA]              the environment, pagewire's metadata and command, what every service needs
 #   install.sh extras EXTRA [PACKAGE ...]   what an extra of it needs more; the packages come without what they need
 #
 # From the wheels in /wheels if there are any, else from package indexes; EXTRA_INDEX_URL names one more.
@@ -25,7 +25,7 @@ case $1 in
     python -m venv --without-pip /opt/pagewire
     # The folder has no modules: they are copied into images as they are, to /app.
     touch /build/README.md
-    install /build
+    install "/build${2:+[$2]}"
     ;;
   extras)
     install "pagewire[$2]"

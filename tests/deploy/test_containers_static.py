@@ -113,6 +113,29 @@ def test_a_worker_without_kernels_is_built_only_where_it_is_asked_for(
     assert ("--build-arg KERNELS=optional" in done.stderr) is not is_built
 
 
+@pytest.mark.parametrize(("extras", "what"), [("", "build"), ("otlp", "build[otlp]")])
+def test_images_get_the_extras_that_are_asked_for(tmp_path: Path, extras: str, what: str) -> None:
+    """As the builder runs it, with an installer that says what it is asked for."""
+    (line,) = STAGES["packages"].all("RUN")
+    folder, installer = tmp_path / "build", tmp_path / "opt" / "installer" / "bin" / "pip"
+    folder.mkdir()
+    script = (ROOT / "deploy" / "install.sh").read_text()
+    for path in ("/opt", "/build"):
+        script = script.replace(f"{path}/", f"{tmp_path}{path}/")
+    script = script.replace('"/build', f'"{folder}')
+    (folder / "install.sh").write_text(script)
+    for path, does in ((installer, 'echo "$@"'), (tmp_path / "bin" / "python", "")):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{does}\n")
+        path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "EXTRAS": extras}
+    command = ["sh", "-c", line.text.replace("/build", str(folder))]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split()[-1] == f"{tmp_path}/{what}"
+
+
 @pytest.mark.parametrize("target", FOLDERS)
 def test_an_image_has_its_own_folders(target: str) -> None:
     copied = {
