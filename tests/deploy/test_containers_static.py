@@ -124,10 +124,10 @@ def test_images_get_the_extras_that_are_asked_for(tmp_path: Path, extras: str, w
         script = script.replace(f"{path}/", f"{tmp_path}{path}/")
     script = script.replace('"/build', f'"{folder}')
     (folder / "install.sh").write_text(script)
-    for path, does in ((installer, 'echo "$@"'), (tmp_path / "bin" / "python", "")):
-        path.parent.mkdir(parents=True)
-        path.write_text(f"#!/bin/sh\n{does}\n")
-        path.chmod(0o755)
+    for file, does in ((installer, 'echo "$@"'), (tmp_path / "bin" / "python", "")):
+        file.parent.mkdir(parents=True)
+        file.write_text(f"#!/bin/sh\n{does}\n")
+        file.chmod(0o755)
     environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "EXTRAS": extras}
     command = ["sh", "-c", line.text.replace("/build", str(folder))]
     done = subprocess.run(
