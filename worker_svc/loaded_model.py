@@ -161,7 +161,7 @@ def load_model(
         built = build_model(source, config.model, dtype, progress, groups, device, weight_limit)
         spec = built.model.attention_spec
         name, backend = make_attention_backend(config, spec, dtype, device)
-    info = _model_info(built, source, dtype, name, device)
+    info = _model_info(built, source, dtype, name, device, config.model.batch_invariant)
     kind: Any = Sampler if device.type == "cpu" else DeviceSampler
     sampler: StepSampler = kind(info.eos_token_ids, config.model.logprobs_mode)
     recorder = choose_graph_backend(config, built.model, backend, device, make_graph_backend)
@@ -191,8 +191,11 @@ def _model_info(
     dtype: torch.dtype,
     attention_backend: str,
     device: torch.device,
+    batch_invariant: bool,
 ) -> ModelInfo:
     shape, attention = built.shape, built.model.attention_spec
+    # Backends add up in orders of their own, and so do products that no batch may change.
+    form = "\0".join((built.form, attention_backend, f"batch_invariant={batch_invariant}"))
     return ModelInfo(
         architecture=shape.architecture,
         vocab_size=shape.vocab_size,
@@ -208,6 +211,6 @@ def _model_info(
         bos_token_id=shape.bos_token_id,
         # Weights that layers share count once.
         weight_bytes=sum(parameter.nbytes for parameter in built.model.parameters()),
-        weights_digest=weights_digest(source, built.form),
+        weights_digest=weights_digest(source, form),
         default_sampling=source.default_sampling,
     )
