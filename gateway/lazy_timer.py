@@ -34,8 +34,12 @@ class LazyTimer:
         self._due_s = None
 
     def close(self) -> None:
-        """Let go of the event loop's timer; idempotent."""
+        """Let go of the event loop's timer, and of what it would call; idempotent.
+
+        Whoever has a timer is called by it: a cycle, which only the garbage collector would free.
+        """
         self._due_s = None
+        self._on_due = _nothing
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -53,3 +57,7 @@ class LazyTimer:
             return
         self._due_s = None
         self._on_due()
+
+
+def _nothing() -> None:
+    pass

@@ -20,7 +20,7 @@ _LOGPROB_BYTES = 64
 class OutputCollector:
     """Holds at most one `Output` an index; `take` empties it. One producer, one consumer."""
 
-    def __init__(self, max_bytes: int, on_overflow: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, max_bytes: int, on_overflow: Callable[[], None] | None = None) -> None:
         """Prepare an empty collector.
 
         Args:
@@ -29,10 +29,11 @@ class OutputCollector:
                 stuck in a write to its client and see nothing.
         """
         self._max_bytes = max_bytes
-        self._on_overflow = on_overflow
+        self._on_overflow = on_overflow or _nothing
         self._num_bytes = 0
         self._waiting: dict[int, Output] = {}
         self._failure: PagewireError | None = None
+        self._is_closed = False
         self._waiter: asyncio.Future[bool] | None = None
         """Of the consumer that waits; its result is whether there is anything new."""
         self._timer: LazyTimer | None = None
@@ -44,7 +45,7 @@ class OutputCollector:
 
     def put(self, output: Output) -> None:
         """Add to what waits for the output's index; the collector owns it from now on."""
-        if self._failure is not None:
+        if self._failure is not None or self._is_closed:
             return
         waiting = self._waiting.get(output.index)
         if waiting is None:
@@ -84,7 +85,12 @@ class OutputCollector:
         return outputs
 
     def close(self) -> None:
-        """Let go of timers; nobody takes any more. Idempotent."""
+        """Let go of timers, of the producer and of the failure, whose traceback leads back here.
+
+        Nobody takes any more, and what is put is dropped. Idempotent.
+        """
+        self._is_closed = True
+        self._failure, self._on_overflow = None, _nothing
         if self._timer is not None:
             self._timer.close()
 
@@ -105,6 +111,10 @@ class OutputCollector:
     def _wake(self, has_news: bool) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(has_news)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _num_bytes(output: Output) -> int:

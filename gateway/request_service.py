@@ -201,6 +201,8 @@ class RequestService:
             self._count(-num_outputs)
             usage = generation.usage
             charge(usage.prompt_tokens, usage.completion_tokens)
+            # An admission that failed keeps its error, whose traceback leads back to the request.
+            generation.requests = []
 
     def _count(self, num_outputs: int) -> None:
         self._num_live += num_outputs

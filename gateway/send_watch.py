@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from gateway.lazy_timer import LazyTimer
-from pagewire.kit.errors import PagewireError
+from pagewire.kit.errors import InternalError, PagewireError
 
 
 class SendWatch:
@@ -64,10 +64,15 @@ class SendWatch:
             raise self._error() from None
 
     def close(self) -> None:
-        """Let go of the timer; idempotent."""
+        """Let go of the timer, and of who makes the error; nobody writes any more. Idempotent."""
         self._timer.close()
+        self._error = _closed
 
     def _expire(self) -> None:
         if self._task is not None:
             self._is_late = True
             self._task.cancel()
+
+
+def _closed() -> PagewireError:
+    return InternalError("a stream was written to after its end")

@@ -181,6 +181,8 @@ class StreamedAnswer:
             except Exception as exc:
                 error = error_object(to_pagewire_error(exc))
                 await send_last_words(send, _events([error]) + _DONE)
+            finally:
+                self._texts = None  # it calls us: a cycle, which would keep the generation
 
     async def _send_events(self, generation: Generation, send: Send) -> None:
         first = self._with_usage(generation, self._shape.first_chunks(generation))

@@ -27,7 +27,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         await cancel_and_wait(watching, *([working] if gone else []))
     if gone:
         raise ClientGoneError
-    await working
+    try:
+        await working
+    finally:
+        del working  # it keeps its error, whose traceback leads back here
 
 
 async def _wait_gone(receive: Receive) -> None:
