@@ -83,6 +83,8 @@ class _OtlpSpan(OpenSpan):
     def __init__(self, span: Span) -> None:
         self._span = span
         at = span.get_span_context()
+        if not at.is_valid:
+            return  # the environment has switched the SDK off
         self.traceparent = f"00-{at.trace_id:032x}-{at.span_id:016x}-{int(at.trace_flags):02x}"
 
     def end(self, end_ns: int, attributes: Attributes, error: str = "") -> None:

@@ -66,6 +66,18 @@ def test_without_an_endpoint_nothing_is_sent_and_nothing_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
+async def test_an_sdk_that_is_off_leaves_a_request_its_own_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    spans = open_spans("x", "http://127.0.0.1:1")
+    span = spans.open("llm_request", TRACEPARENT, 1)
+    assert span.traceparent in ("", TRACEPARENT)
+    assert spans.open("llm_request", "", 1).traceparent == ""
+    span.end(2, {"status": "200"})
+    await spans.close()
+
+
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "", "grpc://x"])
 def test_an_endpoint_is_a_url(endpoint: str) -> None:
     with pytest.raises(ValueError, match="http://localhost:4317"):
