@@ -178,7 +178,7 @@ class GatewayConfig:
     """The gateway: OpenAI-compatible HTTP and the public gRPC API."""
 
     host: str = "127.0.0.1"
-    """Address that the HTTP, gRPC and metrics ports are bound to."""
+    """Address that the HTTP and gRPC ports are bound to."""
     http_port: int = field(default=8000, metadata={"aliases": ("--port",)})
     """Port of the HTTP API; 0: any free one."""
     grpc_port: int = 50050
@@ -190,6 +190,8 @@ class GatewayConfig:
     """Address of the administration server: host:port or unix:/path."""
     metrics_port: int = 9100
     """Port of Prometheus metrics over HTTP; 0: off. They are also at /metrics of the HTTP API."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the metrics port is bound to; it asks for no key."""
     schedulers: tuple[str, ...] = ("127.0.0.1:50052",)
     """Schedulers: host:port, dns:///name:port (each address behind the name) or unix:/path."""
     tokenizers: tuple[str, ...] = ("127.0.0.1:50051",)
@@ -242,7 +244,7 @@ class GatewayConfig:
             listen=self.grpc_listen or f"{host}:{self.grpc_port}",
             admin_listen=self.admin_listen,
             metrics_port=self.metrics_port,
-            metrics_host=self.host,
+            metrics_host=self.metrics_host,
             drain_timeout_s=self.drain_timeout_s,
             log_level=self.log_level,
             otlp_traces_endpoint=self.otlp_traces_endpoint,
