@@ -24,7 +24,12 @@ def export_hugging_face(folder: Path) -> None:
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    # What was read from a GGUF file counts as quantized, and so refuses to be written.
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
+    model.load_state_dict(loaded.state_dict())
     model.save_pretrained(partial)
     AutoTokenizer.from_pretrained(**where).save_pretrained(partial)
     os.replace(partial, folder)
