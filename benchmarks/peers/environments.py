@@ -54,9 +54,9 @@ def make_environment(name: str) -> Path:
 
 
 def make_vllm() -> None:
-    """Install the CPU build of vLLM; torchvision, which it pulls in, does not fit its torch."""
+    """Install the CPU build of vLLM; of what it pulls in, three do not fit its torch."""
     bin_folder = make_environment("vllm")
-    _pip(bin_folder.parent, "uninstall", "--yes", "torchvision")
+    _pip(bin_folder.parent, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     export_hugging_face(HF_MODEL)
 
 
