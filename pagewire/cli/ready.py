@@ -27,7 +27,7 @@ _READY = re.compile(
     r"pagewire is ready: (?P<url>\S+)/v1 \(OpenAI API\) and (?P<target>\S+) \(gRPC\)"
 )
 _RETRY_PAUSE_S = 0.1
-_CHECK_TIMEOUT_S = 2.0
+_CHECK_TIMEOUT_S = 10.0
 
 
 def ready_line(

@@ -148,8 +148,9 @@ async def _run(
 async def _ready_line(config: ServeConfig, addresses: Addresses) -> str:
     num_replicas = config.stack.data_parallel_size
     schedulers = [a for name, a in addresses.admin_listen.items() if name.startswith("scheduler")]
-    # The gateway is ready with the first of them.
-    num_up = await count_serving(schedulers, SCHEDULER_SERVICE) if num_replicas > 1 else None
+    # The gateway is ready with the first of them, however long a busy machine lets its answer wait.
+    is_several = num_replicas > 1
+    num_up = max(1, await count_serving(schedulers, SCHEDULER_SERVICE)) if is_several else None
     return ready_line(
         addresses,
         config.engine.served_model_names[0],

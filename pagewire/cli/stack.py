@@ -74,6 +74,8 @@ def _own_flags(
         schedulers = [addresses.listen[c.name] for c in children if c.service == "scheduler"]
         return [
             f"--host={config.stack.host}",
+            # As the other services' are; whoever may ask the HTTP API has /metrics there.
+            "--metrics-host=127.0.0.1",
             f"--http-port={addresses.http.rpartition(':')[2]}",
             _grpc_flag(addresses.grpc),
             f"--schedulers={','.join(schedulers)}",

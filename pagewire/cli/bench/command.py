@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     if name != "serve":
-        raise ConfigError(f"bench {name}: there is only {_USAGE}")
+        raise ConfigError(f"{' '.join(('bench', name)).strip()}: there is only {_USAGE}")
     config = load_config(BenchServeConfig, prog="pagewire bench serve", argv=flags)
     jobs = make_jobs(config.load, as_text=_needs_text(config))
     figures = uvloop.run(bench_serve(config, jobs))
