@@ -256,7 +256,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
         "machine": describe_machine(),
         "load_average": list(os.getloadavg()),
         "pagewire": __version__,
-        "options": {name: str(value) for name, value in vars(options).items()},
+        # Without folders of this machine: results have the trees' names.
+        "options": {
+            name: str(value)
+            for name, value in vars(options).items()
+            if name not in ("output", "tree")
+        },
         "results": results,
     }
     if output is not None:

@@ -173,7 +173,8 @@ async def measure(stack: OwnStack, options: argparse.Namespace) -> dict[str, obj
         "machine": describe_machine(),
         "load_average": list(os.getloadavg()),
         "pagewire": __version__,
-        "options": {name: str(value) for name, value in vars(options).items()},
+        # Without the file that this goes into: its folder is of no use to anybody else.
+        "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
         "phases": phases,
     }
 

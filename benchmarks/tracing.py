@@ -78,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
         "machine": describe_machine(),
         "load_average": list(os.getloadavg()),
         "pagewire": __version__,
-        "options": {name: str(value) for name, value in vars(options).items()},
+        # Without the file that this goes into: its folder is of no use to anybody else.
+        "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
         "bookkeeping_ns_per_token": bookkeeping,
         "results": results,
     }

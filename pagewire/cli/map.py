@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     answer: Mapping[str, Any] | str = first
     while True:
         _show(config, answer)
-        time.sleep(config.interval_s)
+        time.sleep(config.interval_s)  # how often the terminal is drawn anew; a signal ends it
         answer = _ask_again(config)
 
 
