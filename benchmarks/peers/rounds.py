@@ -13,6 +13,7 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.probe import gemm_floor, gemm_rate
 from benchmarks.peers.results import Results
 from benchmarks.peers.running import Running, running
+from benchmarks.peers.suite import Suite
 from benchmarks.peers.workloads import Workload
 from pagewire.kit.machine import describe_machine
 
@@ -21,7 +22,7 @@ _START_ERRORS = (OSError, RuntimeError)
 
 def measure(
     peers: Sequence[Peer],
-    workloads: Sequence[Workload],
+    suite: Suite,
     rounds: int,
     more_starts: int,
     logs: Path,
@@ -31,7 +32,7 @@ def measure(
 
     Args:
         peers: Those that are installed.
-        workloads: Which are asked.
+        suite: What is asked, of which model.
         rounds: How often.
         more_starts: How often each is started again, for the time that it takes.
         logs: Folder for what the servers say.
@@ -46,22 +47,24 @@ def measure(
     with ExitStack() as stack:
         servers = []
         for peer in peers:
-            server = _started(peer, stack, logs, results)
+            server = _started(peer, suite, stack, logs, results)
             if server is not None:
                 say(f"{peer.name}: first token after {server.first_token_s:.1f} s")
                 servers.append(server)
         for number in range(rounds):
-            _round(servers, workloads, results, random.Random(number), say)
+            _round(servers, suite.workloads, results, random.Random(number), say)
         for server in servers:
             results.max_pss_gb[server.peer.name] = server.max_pss_bytes / 1e9
     for _ in range(more_starts):
-        _start_again([server.peer for server in servers], logs, results)
+        _start_again([server.peer for server in servers], suite, logs, results)
     return results
 
 
-def _started(peer: Peer, stack: ExitStack, logs: Path, results: Results) -> Running | None:
+def _started(
+    peer: Peer, suite: Suite, stack: ExitStack, logs: Path, results: Results
+) -> Running | None:
     try:
-        server = stack.enter_context(running(peer, logs / f"{peer.name}.log"))
+        server = stack.enter_context(running(peer, suite, logs / f"{peer.name}.log"))
     except _START_ERRORS as exc:
         results.missing[peer.name] = f"{exc} (its log: {logs / peer.name}.log)"
         return None
@@ -85,16 +88,18 @@ def _round(
             # A prefix cache may hold what an earlier run asked: this one's prompts are its own.
             seed = time.time_ns() % 2**31
             try:
-                figure = server.figure(workload, seed)
+                figure, latencies = server.measure(workload, seed)
             except _START_ERRORS as exc:
                 results.missing[f"{server.peer.name}, {workload.name}"] = str(exc)
                 results.add(server.peer.name, workload.name, None, rate)
                 continue
             results.add(server.peer.name, workload.name, figure, rate)
+            if latencies:
+                results.add_latencies(server.peer.name, workload.name, latencies)
             say(f"{workload.name}: {server.peer.name}: {figure:.4g} {workload.unit} at {rate:.0f}")
 
 
-def _start_again(peers: Sequence[Peer], logs: Path, results: Results) -> None:
+def _start_again(peers: Sequence[Peer], suite: Suite, logs: Path, results: Results) -> None:
     for peer in peers:
-        with running(peer, logs / f"{peer.name}.log") as server:
+        with running(peer, suite, logs / f"{peer.name}.log") as server:
             results.first_token_s[peer.name].append(server.first_token_s)

@@ -19,7 +19,9 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.peers.peer import ROOT, Peer
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.results import Latencies
+from benchmarks.peers.suite import ROOT, Suite
 from benchmarks.peers.workloads import Workload
 
 _POLL_S = 0.02
@@ -31,8 +33,11 @@ _END_TIMEOUT_S = 60
 class Running:
     """A peer that answers."""
 
-    def __init__(self, peer: Peer, process: subprocess.Popen[bytes], url: str) -> None:
+    def __init__(
+        self, peer: Peer, suite: Suite, process: subprocess.Popen[bytes], url: str
+    ) -> None:
         self.peer = peer
+        self.model = str(suite.folder) if peer.is_named_by_folder else suite.model_name
         self.url = url
         self.first_token_s = 0.0
         """From the start of its process to its first token."""
@@ -43,26 +48,29 @@ class Running:
         self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
         self._watcher.start()
 
-    def figure(self, workload: Workload, seed: int) -> float:
+    def measure(self, workload: Workload, seed: int) -> tuple[float, Latencies]:
         """Measure one run of a workload.
+
+        Returns:
+            Its figure, and what its clients saw: empty for a library.
 
         Raises:
             RuntimeError: The peer did not answer all of it.
         """
         if self.peer.is_library:
-            return workload.of_seconds(self._ask_library(workload, seed))
+            return workload.of_seconds(self._ask_library(workload, seed)), {}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.json"
-            flags = [*workload.bench_flags(seed), *self.peer.bench_flags]
+            flags = [*workload.bench_flags(seed, Path(folder)), *self.peer.bench_flags]
             command = [sys.executable, "-m", "pagewire.cli", "bench", "serve"]
             told = [
                 f"--base-url={self.url}",
-                "--model=smollm2",
+                f"--model={self.model}",
                 "--ignore-eos",
                 "--metric-percentiles=50,99",
             ]
             done = subprocess.run(
-                [*command, *told, "--metric-percentiles=50,99", f"--output-file={file}", *flags],
+                [*command, *told, f"--output-file={file}", *flags],
                 cwd=ROOT,
                 timeout=_RUN_TIMEOUT_S,
                 capture_output=True,
@@ -71,7 +79,13 @@ class Running:
             )
             if done.returncode:
                 raise RuntimeError((done.stderr or done.stdout)[-400:].strip())
-            return workload.figure(json.loads(file.read_text())["figures"])
+            figures = json.loads(file.read_text())["figures"]
+            latencies = {
+                name: figures["latencies_ms"][name]["percentiles"]
+                for name in ("ttft", "itl")
+                if figures["latencies_ms"].get(name)
+            }
+            return workload.figure(figures), latencies
 
     def _ask_library(self, workload: Workload, seed: int) -> float:
         question = {"prompts": workload.prompts(seed), "max_tokens": workload.output_len}
@@ -104,14 +118,13 @@ class Running:
         self.first_token_s = time.perf_counter() - began_s
 
     def _poll(self, until_s: float) -> None:
-        body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
-        path = "/v1/completions"
-        for flag in self.peer.bench_flags:
-            if flag.startswith("--model="):
-                body["model"] = flag.partition("=")[2]
-            if flag == "--backend=openai-chat":
-                path = "/v1/chat/completions"
-                body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        body: dict[str, Any] = {"model": self.model, "max_tokens": 1}
+        if "--backend=openai-chat" in self.peer.bench_flags:
+            path = "/v1/chat/completions"
+            body["messages"] = [{"role": "user", "content": "Hello"}]
+        else:
+            path = "/v1/completions"
+            body["prompt"] = "Hello"
         with httpx.Client(base_url=self.url, timeout=120) as client:
             while time.perf_counter() < until_s:
                 if self._process.poll() is not None:
@@ -142,11 +155,12 @@ class Running:
 
 
 @contextmanager
-def running(peer: Peer, log: Path) -> Iterator[Running]:
+def running(peer: Peer, suite: Suite, log: Path) -> Iterator[Running]:
     """Start a peer and wait for its first token; end it on leaving.
 
     Args:
         peer: Which.
+        suite: What it is to serve.
         log: File for what it says.
 
     Raises:
@@ -157,7 +171,7 @@ def running(peer: Peer, log: Path) -> Iterator[Running]:
     with log.open("wb") as said:
         began_s = time.perf_counter()
         process = subprocess.Popen(
-            peer.command(port),
+            peer.command(port, suite),
             stdin=pipe or subprocess.DEVNULL,
             stdout=pipe or said,
             stderr=said,
@@ -165,7 +179,7 @@ def running(peer: Peer, log: Path) -> Iterator[Running]:
             env={**os.environ, **peer.env},
             start_new_session=True,
         )
-    one = Running(peer, process, f"http://127.0.0.1:{port}")
+    one = Running(peer, suite, process, f"http://127.0.0.1:{port}")
     try:
         one.wait_first_token(began_s)
         yield one
