@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from gateway.routing.replica_load import LoadReport, ReplicaLoad
 from pagewire import __version__
 from pagewire.kit.machine import describe_machine
 from pagewire.sampling_params import SamplingParams
-from scheduler_svc.kv_events import KvEventLog
+from scheduler_svc.kv_events import KvEventBatch, KvEventLog
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.request import EngineCoreRequest
@@ -107,15 +107,15 @@ class VirtualReplica:
         self.live: dict[str, Conversation] = {}
         self.step: SchedulerOutput | None = None
         self._roofline = roofline
-        self._told: deque[tuple[float, list[Any]]] = deque()
+        self._told: deque[tuple[float, list[KvEventBatch]]] = deque()
+        self._next_sequence = self.events.next_sequence
 
     def schedule(self, now_s: float) -> float | None:
         """Begin a step; return when it ends, None if there is nothing to do."""
         if not self.scheduler.has_work:
             return None
         self.step = self.scheduler.schedule(now_s)
-        batches = [b for b in self.events._batches if b.sequence >= self._next_sequence]
-        self._told.append((now_s + EVENT_DELAY_S, batches))
+        self._told.append((now_s + EVENT_DELAY_S, self._new_batches()))
         return now_s + self._roofline.seconds(self.step)
 
     def tell(self, now_s: float) -> None:
@@ -132,10 +132,13 @@ class VirtualReplica:
         report = LoadReport(num_requests, stats.num_tokens_waiting, True)
         self.load.take(report, len(self.live))
 
-    @property
-    def _next_sequence(self) -> int:
-        told = [batch.sequence for _, batches in self._told for batch in batches]
-        return max(told) + 1 if told else self.index.next_sequence
+    def _new_batches(self) -> list[KvEventBatch]:
+        """What the cache has said since this was last asked, oldest first."""
+        if self.events.first_sequence > self._next_sequence:
+            raise RuntimeError(f"a step made more than {_MAX_BATCHES_A_STEP} batches of events")
+        num_new = self.events.next_sequence - self._next_sequence
+        self._next_sequence = self.events.next_sequence
+        return list(islice(reversed(self.events._batches), num_new))[::-1]
 
 
 class Run:

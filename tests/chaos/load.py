@@ -13,9 +13,10 @@ from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.tasks import TaskOwner
 from tests.chaos.answers import Answer, Stub, ask, difference
 from tests.chaos.requests import Request
-from tests.chaos.stack import WAIT_TIMEOUT_S
 
 _RETRY_PAUSE_S = 0.2
+_MAX_REFUSALS = 3000
+"""In a row: at least 10 minutes in which nobody admits a request."""
 
 
 @dataclass
@@ -55,19 +56,20 @@ class Load:
     async def wait(self, done: Callable[[], bool]) -> None:
         """Wait until something holds, looked at whenever a client got something.
 
+        It lasts as long as every client gets something now and then.
+
         Raises:
-            Exception: What a client failed with.
+            Exception: What a client failed with; TimeoutError if it got nothing for too long.
         """
         failing = asyncio.create_task(self._tasks.wait_failed())
         try:
-            async with asyncio.timeout(WAIT_TIMEOUT_S):
-                while not done():
-                    self._changed.clear()
-                    changed = asyncio.create_task(self._changed.wait())
-                    await asyncio.wait((failing, changed), return_when=asyncio.FIRST_COMPLETED)
-                    changed.cancel()
-                    if failing.done():
-                        failing.result()
+            while not done():
+                self._changed.clear()
+                changed = asyncio.create_task(self._changed.wait())
+                await asyncio.wait((failing, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if failing.done():
+                    failing.result()
         finally:
             failing.cancel()
 
@@ -123,6 +125,13 @@ class Load:
     def longest_pause_s(self) -> float:
         return max(a.longest_pause_s for client in self.clients for a in client.answers)
 
+    def summary(self) -> str:
+        """What to print of a load that has ended well."""
+        return (
+            f"{self.num_answers} answers, {self.num_refusals} refusals before admission,"
+            f" longest pause {self.longest_pause_s:.2f} s"
+        )
+
     def wrong(self, expected: Sequence[Answer]) -> list[str]:
         """What differs from the answers without faults; empty: nothing."""
         return [
@@ -151,7 +160,7 @@ class Load:
 
         Where lost gateways are forgiven, what ended with its gateway is asked again from its start.
         """
-        started = False
+        started, num_refused = False, 0
 
         def note(answer: Answer) -> None:
             nonlocal started
@@ -169,10 +178,14 @@ class Load:
                     raise
                 if started and not (self._forgives_lost_gateways and _is_of_gateway(error)):
                     raise
+                if num_refused == _MAX_REFUSALS:
+                    raise
             if started:
                 client.num_lost += 1
+                num_refused = 0
             else:
                 client.num_refusals += 1
+                num_refused += 1
             started = False
             await asyncio.sleep(_RETRY_PAUSE_S)
 

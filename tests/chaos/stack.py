@@ -120,7 +120,7 @@ class ChaosStack:
         specs = [self._spec(name) for name in self.layout.all_names]
         self._supervisor = Supervisor(specs, _environment(self.base), self, policy=_POLICY)
         # What a process finds wrong at its start may be what was just killed beside it.
-        self._supervisor.ready = True
+        self._supervisor.mark_up()
         self._supervisor.start()
         await self.wait_whole()
 

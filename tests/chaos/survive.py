@@ -28,8 +28,5 @@ async def survive(
             await load.wait_turnover()
             await load.finish()
             assert load.wrong(expected) == []
-            print(
-                f"{load.num_answers} answers, {load.num_refusals} refusals before admission,"
-                f" longest pause {load.longest_pause_s:.2f} s"
-            )
+            print(load.summary())
         await wait_idle(stack)

@@ -52,12 +52,14 @@ async def survive(num_streams: int, faults: Sequence[Fault]) -> None:
                 struck = fault.strike(stack)
                 await load.wait_turnover()
                 await struck.heal(stack)
+                print(f"{fault}: {load.summary()}", flush=True)
             await load.finish()
             report = ParityReport()
             for client, right in zip(load.clients, expected, strict=True):
                 for answer in client.answers:
                     compare(report, client.request, answer, right)
             report.check()
+            print(f"{load.summary()}, {len(report.divergences)} near-ties")
         await wait_idle(stack)
 
 

@@ -90,4 +90,5 @@ async def play_one(
         await struck.heal(stack)
         if draining:
             await stack.wait_replaced("scheduler-0", draining)
+        print(f"{scenario}: {load.summary()}", flush=True)
         return load.wrong(expected)

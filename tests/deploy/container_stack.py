@@ -19,16 +19,27 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.container_engine import TAG, compose_command, docker, inspect, run
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 _POLL_S = 0.2
+
+
+class Reset:
+    """In an override: what the file says is taken away."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Of overrides."""
+
+
+_Dumper.add_representer(Reset, lambda dumper, _: dumper.represent_scalar("!reset", "null"))
 
 
 @contextmanager
 def compose_stack(
-    context: Path, environment: Mapping[str, str], override: Mapping[str, Any]
+    context: Path, environment: Mapping[str, str], override: Mapping[str, Any], name: str = "stack"
 ) -> Iterator[ComposeStack]:
     """Give a project that is not started; remove all of it afterwards."""
-    stack = ComposeStack(context, environment, override)
+    stack = ComposeStack(context, environment, override, name)
     try:
         yield stack
     finally:
@@ -44,9 +55,13 @@ class ComposeStack:
     """
 
     def __init__(
-        self, context: Path, environment: Mapping[str, str], override: Mapping[str, Any]
+        self,
+        context: Path,
+        environment: Mapping[str, str],
+        override: Mapping[str, Any],
+        name: str,
     ) -> None:
-        self.project = f"pagewire-{TAG}-{context.name}".lower()
+        self.project = f"pagewire-{TAG}-{context.name}-{name}".lower()
         http_port, grpc_port = _free_ports(2)
         self.http_url = f"http://127.0.0.1:{http_port}"
         self.grpc_target = f"127.0.0.1:{grpc_port}"
@@ -57,8 +72,8 @@ class ComposeStack:
             "PAGEWIRE_GRPC_PORT": str(grpc_port),
             **environment,
         }
-        self._override = context / "override.yaml"
-        self._override.write_text(yaml.safe_dump(dict(override)))
+        self._override = context / f"override-{name}.yaml"
+        self._override.write_text(yaml.dump(dict(override), Dumper=_Dumper))
 
     def compose(self, *arguments: str) -> str:
         """Run a command of Compose on the project."""

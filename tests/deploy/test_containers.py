@@ -18,6 +18,7 @@ import pytest
 
 from pagewire.kit.channels import open_channel
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
+from tests.deploy.buildkit import build_with_buildkit
 from tests.deploy.container_engine import (
     PYTHON_IMAGE,
     TAG,
@@ -28,13 +29,13 @@ from tests.deploy.container_engine import (
     require_engine,
     require_images,
 )
-from tests.deploy.container_stack import WAIT_S, ComposeStack, compose_stack
+from tests.deploy.container_stack import WAIT_S, ComposeStack, Reset, compose_stack
 from tests.e2e.requests import alone, generate, sim_request
 
 require_engine()
 
 # Images take minutes on a machine that has nothing of them yet.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 SERVICES = ("gateway", "scheduler", "worker", "tokenizer")
 IMAGES = ("gateway", "tokenizer", "scheduler", "worker-sim")
@@ -49,6 +50,11 @@ OVERRIDE = {
         },
     }
 }
+# Of an image, as its containers get it.
+CONFIG = (
+    "Cmd", "Entrypoint", "Env", "ExposedPorts", "Healthcheck", "Labels", "StopSignal", "User",
+    "WorkingDir",
+)  # fmt: skip
 NUM_REPLICAS = 3
 NUM_STREAMS = 24
 NUM_TOKENS = 200
@@ -88,12 +94,34 @@ def replicas(stack: ComposeStack) -> ComposeStack:
     return stack
 
 
+@pytest.mark.parametrize("image", ["gateway", "worker-sim"])
+def test_buildkit_makes_the_same_image(images: Path, image: str) -> None:
+    name = build_with_buildkit(images, image)
+    try:
+        ours, theirs = inspect(name)["Config"], inspect(f"pagewire/{image}:{TAG}")["Config"]
+        assert {key: ours.get(key) for key in CONFIG} == {key: theirs.get(key) for key in CONFIG}
+        assert files_of(name) == files_of(f"pagewire/{image}:{TAG}")
+    finally:
+        docker("image", "rm", "--force", "--no-prune", name)
+
+
+def test_the_gpu_profile_serves_with_its_own_worker(images: Path) -> None:
+    """As on a machine with a device, but for the device: its place has the simulated worker."""
+    name = f"pagewire/worker-gpu:{TAG}"
+    docker("tag", f"pagewire/worker-sim:{TAG}", name)
+    override = {"services": {**OVERRIDE["services"], "worker-gpu": {"deploy": Reset()}}}
+    environment = {**SIMULATED, "COMPOSE_PROFILES": "gpu"}
+    try:
+        with compose_stack(images, environment, override, "gpu") as stack:
+            stack.up(worker=0)
+            assert stack.containers("worker") == [] and len(stack.containers("worker-gpu")) == 1
+            check_answers(stack)
+    finally:
+        docker("image", "rm", "--force", "--no-prune", name)
+
+
 def test_a_stack_that_is_up_answers(single: ComposeStack) -> None:
-    messages = [{"role": "user", "content": "Hello"}]
-    body = {"model": "smollm2", "messages": messages, "max_tokens": 8, "ignore_eos": True}
-    answer = httpx.post(f"{single.http_url}/v1/chat/completions", json=body, timeout=WAIT_S)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == 8
+    check_answers(single)
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -187,6 +215,26 @@ def test_sigterm_is_not_lost_while_a_service_starts(images: Path) -> None:
             assert inspect(container)["State"]["ExitCode"] != KILLED
         finally:
             docker("rm", "--force", container)
+
+
+def check_answers(stack: ComposeStack) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 8, "ignore_eos": True}
+    answer = httpx.post(f"{stack.http_url}/v1/chat/completions", json=body, timeout=WAIT_S)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 8
+
+
+def files_of(image: str) -> str:
+    """Digests of all files that were put into an image, but for those that hold times."""
+    code = """
+import hashlib, pathlib
+for folder in ("/app", "/opt/pagewire"):
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            print(path, hashlib.sha256(path.read_bytes()).hexdigest())
+"""
+    return docker("run", "--rm", "--entrypoint=python", image, "-c", code)
 
 
 def make_requests(seed: str, count: int) -> list[inference_pb2.GenerateRequest]:

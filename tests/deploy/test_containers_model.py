@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.deploy.buildkit import build_with_buildkit
 from tests.deploy.container_engine import (
     COMPILER_IMAGE,
     PYTHON_IMAGE,
@@ -74,9 +75,15 @@ def test_the_readmes_curl_gets_its_answer(stack: ComposeStack) -> None:
 
 
 def test_the_kernels_are_compiled_in_the_image(images: Path) -> None:
-    code = "from worker_svc.cpu.build import is_current; print(is_current())"
-    image = f"pagewire/worker:{TAG}"
-    assert docker("run", "--rm", "--entrypoint=python", image, "-c", code).strip() == "True"
+    assert has_kernels(f"pagewire/worker:{TAG}")
+
+
+def test_buildkit_compiles_them_too(images: Path) -> None:
+    name = build_with_buildkit(images, "worker")
+    try:
+        assert has_kernels(name)
+    finally:
+        docker("image", "rm", "--force", "--no-prune", name)
 
 
 def test_compose_builds_what_the_dockerfile_builds(images: Path, stack: ComposeStack) -> None:
@@ -89,6 +96,11 @@ def test_a_killed_worker_changes_no_answer(stack: ComposeStack) -> None:
     alone = [asyncio.run(ask(stack, question)) for question in QUESTIONS]
     stack.up(scheduler=2, worker=2)
     assert asyncio.run(ask_all_and_kill(stack)) == alone
+
+
+def has_kernels(image: str) -> bool:
+    code = "from worker_svc.cpu.build import is_current; print(is_current())"
+    return docker("run", "--rm", "--entrypoint=python", image, "-c", code).strip() == "True"
 
 
 async def ask_all_and_kill(stack: ComposeStack) -> list[str]:

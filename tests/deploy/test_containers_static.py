@@ -87,11 +87,14 @@ def test_an_engine_without_a_base_image_is_none(
         container_engine.require_images(PYTHON_IMAGE)
 
 
-@pytest.mark.parametrize(("kernels", "is_built"), [("required", False), ("optional", True)])
-def test_a_worker_without_kernels_is_built_only_where_it_is_asked_for(
-    tmp_path: Path, kernels: str, is_built: bool
+@pytest.mark.parametrize(
+    ("machine", "kernels", "is_built"),
+    [("x86_64", "required", False), ("x86_64", "optional", True), ("aarch64", "required", True)],
+)
+def test_a_worker_without_kernels_is_built_where_it_is_asked_for_or_there_are_none(
+    tmp_path: Path, machine: str, kernels: str, is_built: bool
 ) -> None:
-    """As the builder runs it, with a compiler that fails."""
+    """As the builder runs it, on a processor of this kind, with a compiler that fails."""
     (line,) = STAGES["kernels"].all("RUN")
     (default,) = [a.text for a in STAGES["kernels"].all("ARG")]
     assert default == "KERNELS=required"
@@ -99,8 +102,10 @@ def test_a_worker_without_kernels_is_built_only_where_it_is_asked_for(
     (tmp_path / "worker_svc" / "__init__.py").touch()
     ignored = shutil.ignore_patterns("*.so", "__pycache__", ".build-*")
     shutil.copytree(ROOT / "worker_svc" / "cpu", tmp_path / "worker_svc" / "cpu", ignore=ignored)
+    pretence = f"import platform\nplatform.machine = lambda: {machine!r}\n"
+    (tmp_path / "sitecustomize.py").write_text(pretence)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = {"PATH": path, "CXX": "false", "KERNELS": kernels}
+    given = {"PATH": path, "CXX": "false", "KERNELS": kernels, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
         ["sh", "-c", line.text],
         cwd=tmp_path,
@@ -109,6 +114,7 @@ def test_a_worker_without_kernels_is_built_only_where_it_is_asked_for(
         text=True,
         timeout=120,
     )
+    assert "CPU kernels are not built" in done.stderr
     assert (done.returncode == 0) is is_built, done.stderr
     assert ("--build-arg KERNELS=optional" in done.stderr) is not is_built
 
@@ -271,6 +277,19 @@ def test_the_device_is_asked_for_by_its_own_profile_only(
     assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
     assert worker["networks"]["default"]["aliases"] == ["worker"]
     assert "deploy" not in services["worker"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "more"),
+    [((), set()), (("gpu",), {"worker-gpu"}), (("monitoring",), MONITORING)],
+    ids=["none", "gpu", "monitoring"],
+)
+def test_a_profile_is_valid_and_adds_its_services(profile: tuple[str, ...], more: set[str]) -> None:
+    flags = [f"--profile={name}" for name in profile]
+    command = [*compose_command(), f"--file={ROOT / 'compose.yaml'}", *flags, "config"]
+    run([*command, "--quiet"], cwd=ROOT)
+    found = set(run([*command, "--services"], cwd=ROOT).stdout.split())
+    assert found == (SERVICES - {"worker-gpu"}) | more
 
 
 @pytest.mark.parametrize("name", sorted(MONITORING))

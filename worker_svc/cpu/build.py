@@ -61,6 +61,11 @@ def library_digest(library: ctypes.CDLL) -> str:
     return digest.decode()
 
 
+def is_supported() -> bool:
+    """Whether there are kernels for this kind of processor."""
+    return platform.machine() in ("x86_64", "AMD64")
+
+
 def is_current(library: Path = LIBRARY) -> bool:
     """Whether a library is there and was built from the sources as they are."""
     if not library.is_file():
@@ -80,7 +85,7 @@ def build(library: Path = LIBRARY, compiler: str | None = None) -> str | None:
     Returns:
         None, or why there is no library.
     """
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if not is_supported():
         return f"there are no kernels for {platform.machine()}"
     found = compiler or os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not found:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.kit.logs import get_logger
-from worker_svc.cpu.build import LIBRARY, library_digest, sources_digest
+from worker_svc.cpu.build import LIBRARY, is_supported, library_digest, sources_digest
 from worker_svc.cpu.structs import Address, Cache, Matrix, Model, Step
 
 log = get_logger("worker_svc.cpu")
@@ -89,6 +89,9 @@ def release_with(owner: object, release: Callable[[int], None], handle: int) -> 
 @functools.cache
 def load_library(path: Path = LIBRARY) -> Any | None:
     """The library, or None, with one warning, where there is none that fits the sources."""
+    if not is_supported():
+        log.info("cpu_kernels_missing", reason="there are none for this kind of processor")
+        return None
     problem = "they are not built"
     if path.is_file():
         try:

@@ -18,6 +18,7 @@ from worker_svc.attention.base import AttentionMetadata, AttentionSpec, DecodeTe
 from worker_svc.attention.decode_steps import DecodeSteps
 from worker_svc.cpu.kernels import Kernels, Pool
 from worker_svc.cpu.structs import Cache, Step
+from worker_svc.cpu.zeroed_memory import zeros
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,7 +58,7 @@ class CpuAttentionBackend:
         if problem is not None:
             raise ValueError(f"attention_backend cpu: {problem}")
         block = spec.num_kv_heads * spec.head_dim * block_size
-        self.data = torch.zeros((spec.num_layers, 2, num_blocks, block), dtype=CACHE_DTYPE)
+        self.data = zeros((spec.num_layers, 2, num_blocks, block), CACHE_DTYPE)
         self._cache = Cache(
             self.data.data_ptr(), num_blocks, block_size, spec.num_kv_heads, spec.head_dim
         )

@@ -35,6 +35,7 @@ from worker_svc.weights.safetensors_source import SafetensorsSource
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "1"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
 NUM_TRIES = 150 * ROUNDS
+pytestmark = pytest.mark.timeout(300 * ROUNDS)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

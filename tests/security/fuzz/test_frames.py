@@ -21,6 +21,7 @@ DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION =
 )  # fmt: skip
 END_STREAM, END_HEADERS = 1, 4
 ANSWER_TIMEOUT_S = 60.0
+pytestmark = pytest.mark.timeout(300 * ROUNDS)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int = -1) -> bytes:

@@ -36,6 +36,7 @@ from tokenizer_svc.chat_template import DEFAULT_TEMPLATE, ChatRequest, ChatTempl
 ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "1"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261130"))
 NUM_TRIES = 200 * ROUNDS
+pytestmark = pytest.mark.timeout(1200 + 600 * ROUNDS)
 HEAD_TIMEOUT_S = 60.0
 
 SHARED = {
@@ -146,7 +147,6 @@ def test_bodies(kind: str) -> None:
     assert 0 < num_refused < len(damaged)
 
 
-@pytest.mark.timeout(1800)
 def test_templates() -> None:
     generator = generator_of("templates")
     messages = [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b"}]
@@ -192,7 +192,6 @@ def form(kind: str, generator: random.Random) -> StructuredOutputs:
     return StructuredOutputs(choice=(damaged_text("abc", REGEX_PIECES, generator), "b"))
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["json", "regex", "grammar", "choice"])
 def test_grammars(kind: str) -> None:
     generator, backend = generator_of(kind), make_backend()
@@ -252,7 +251,6 @@ def heads(generator: random.Random) -> list[bytes]:
     return [*fixed, *cut, *changed]
 
 
-@pytest.mark.timeout(1800)
 async def test_heads_of_http(services: Services) -> None:
     before = await answers(services)
     trusted = ssl.create_default_context(cafile=str(services.authority.file))

@@ -115,7 +115,7 @@ async def answers(services: Services) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200 + 600 * ROUNDS)
 @pytest.mark.parametrize("port", PORTS)
 async def test_no_bytes_break_a_method(services: Services, port: str) -> None:
     before = await answers(services)

@@ -73,6 +73,12 @@ def test_a_tree_that_cannot_be_written_to_is_no_error(
     assert f"cannot write to {tmp_path / 'missing'}" in capsys.readouterr().err
 
 
-def test_other_processors_have_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processors_have_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
     assert "aarch64" in (build.build(tmp_path / "lib.so") or "")
+    with caplog.at_level("INFO"):
+        assert load_library(tmp_path / "lib.so") is None
+    # Nothing that somebody could do about it.
+    assert "there are none" in caplog.text and "fix" not in caplog.text
