@@ -145,8 +145,11 @@ def _to_error(method: str, exc: Exception) -> PagewireError:
 
 
 def _raising_handler(exc: Exception) -> Handler:
+    # Let go of when it is raised: its traceback will lead back here.
+    failures = [exc]
+
     async def fail(request: Any, context: Context) -> Any:
-        raise exc
+        raise failures.pop()
 
     # Of the kind that gRPC runs before a message has come, whatever kind the method is of: else a
     # stranger could hold calls open by sending none.

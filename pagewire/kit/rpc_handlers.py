@@ -32,7 +32,8 @@ def wrap_handler(handler: Handler, around: Around) -> Handler:
     """
     behavior, make = _parts(handler)
     _refuse_sync(behavior)
-    wrapped = _stream(behavior, around) if handler.response_streaming else _unary(behavior, around)
+    wrap = _stream if handler.response_streaming else _unary
+    wrapped = wrap(behavior, around, takes_stream=handler.request_streaming)
     return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
 
@@ -128,27 +129,56 @@ def _refuse_sync(behavior: Callable[..., Any]) -> None:
         raise TypeError(f"{behavior!r} must be an async function")
 
 
-def _unary(behavior: Callable[..., Any], around: Around) -> Callable[..., Any]:
+def _unary(
+    behavior: Callable[..., Any], around: Around, *, takes_stream: bool
+) -> Callable[..., Any]:
     async def call(request: Any, context: Context) -> Any:
-        async with around(context):
-            return await behavior(request, context)
+        try:
+            async with around(context):
+                return await behavior(request, context)
+        except grpc.aio.AbortError as abort:
+            _forget_frames(abort)
+            raise
+        finally:
+            if takes_stream:
+                await _close_requests(request)
+            del request, context
 
     return call
 
 
-def _stream(behavior: Callable[..., Any], around: Around) -> Callable[..., Any]:
+def _stream(
+    behavior: Callable[..., Any], around: Around, *, takes_stream: bool
+) -> Callable[..., Any]:
     """Give a stream handler the writing form: it is the cheaper one, and needs one wrapper."""
     if inspect.iscoroutinefunction(behavior):
-        return _unary(behavior, around)
+        return _unary(behavior, around, takes_stream=takes_stream)
 
-    async def call(request: Any, context: Context) -> None:
-        async with around(context):
-            await _write_all(behavior(request, context), context)
+    async def write(request: Any, context: Context) -> None:
+        await _write_all(behavior(request, context), context)
 
-    return call
+    return _unary(write, around, takes_stream=takes_stream)
 
 
 async def _write_all(generator: AsyncGenerator[Any, None], context: Context) -> None:
     async with aclosing(generator) as messages:
         async for message in messages:
             await context.write(message)
+
+
+async def _close_requests(requests: Any) -> None:
+    """End the iterator over a call's requests, which may not have been read to their end.
+
+    gRPC's iterator and its generator hold each other, and the call with them, until it has ended.
+    """
+    await aiter(requests).aclose()
+
+
+def _forget_frames(abort: grpc.aio.AbortError) -> None:
+    """Let an abort that leaves its handler lead to none of the call's frames.
+
+    gRPC keeps the exception with the call's context, and every frame on its way has the context:
+    left as it is, the circle would keep the call and its request until garbage is collected.
+    """
+    abort.__traceback__ = None
+    abort.__context__ = None

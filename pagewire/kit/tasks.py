@@ -36,8 +36,12 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         if not task.cancelled() and (failure := task.exception()) is not None:
             _log_late_failure(task.get_name(), failure)
-    if cancelled is not None:
-        raise cancelled
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        # Its traceback leads back to this frame, and the tasks with it.
+        del cancelled
 
 
 def _log_late_failure(name: str, failure: BaseException) -> None:
