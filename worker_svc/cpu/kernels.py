@@ -1,7 +1,8 @@
 """The compiled kernels in this process: found, loaded, checked, with the best variant chosen.
 
-Owns the search for the library and its one warning, and the threads that kernels run on. Knows no
-models. Used on the device thread; a call gives the GIL up until it returns.
+Owns the search for the library and its one warning, the threads that kernels run on, and what a
+call that fails raises: `MemoryError` or `KernelError`. Knows no models. Used on the device thread;
+a call gives the GIL up until it returns.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,31 +26,50 @@ ARITHMETIC = 2
 """Goes up with every change that gives other numbers: no engine goes on with another's tokens."""
 _INT, _LONG, _FLOAT, _BOOL = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
 _POINTER = ctypes.POINTER
+
+
+class Status(ctypes.c_int32):
+    """What a function gives that makes nothing; 0: it is done."""
+
+
+_OUT_OF_MEMORY = 1
+ERRORS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "pw_status": (_INT, ()),
+    "pw_error": (ctypes.c_char_p, ()),
+}
+"""Functions that tell of the last failure on a thread."""
 _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
+    **ERRORS,
     "pw_kernels": (Address, (_INT,)),
     "pw_name": (ctypes.c_char_p, (Address,)),
     "pw_lanes": (_INT, (Address,)),
     "pw_packed_bytes": (_LONG, (Address, _INT, _INT, _INT)),
-    "pw_pack": (None, (Address, _INT, Address, Matrix, Address)),
+    "pw_pack": (Status, (Address, _INT, Address, Matrix, Address)),
     "pw_pool_create": (Address, (_INT,)),
     "pw_pool_destroy": (None, (Address,)),
     "pw_plan_create": (Address, (Address, Address, _POINTER(Model))),
     "pw_plan_destroy": (None, (Address,)),
-    "pw_plan_forward": (None, (Address, _POINTER(Cache), _POINTER(Step), Address)),
-    "pw_plan_logits": (None, (Address, Address, _INT, Address)),
-    "pw_unpack_row": (None, (Address, Matrix, _INT, Address)),
-    "pw_linear": (None, (Address, Matrix, Address, _INT, Address, _BOOL, Address)),
-    "pw_rms_norm": (None, (Address, Address, Address, _FLOAT, _INT, Address)),
-    "pw_swiglu": (None, (Address, Address, Address, _INT)),
-    "pw_rotate": (None, (Address, Address, _INT, _INT, Address, Address)),
+    "pw_plan_forward": (Status, (Address, _POINTER(Cache), _POINTER(Step), Address)),
+    "pw_plan_logits": (Status, (Address, Address, _INT, Address)),
+    "pw_unpack_row": (Status, (Address, Matrix, _INT, Address)),
+    "pw_linear": (Status, (Address, Matrix, Address, _INT, Address, _BOOL, Address)),
+    "pw_rms_norm": (Status, (Address, Address, Address, _FLOAT, _INT, Address)),
+    "pw_swiglu": (Status, (Address, Address, Address, _INT)),
+    "pw_rotate": (Status, (Address, Address, _INT, _INT, Address, Address)),
     "pw_attend": (
-        None,
+        Status,
         (
             *(Address, Address, _POINTER(Cache), _INT, _POINTER(Step), _INT, _INT, _FLOAT),
             *(Address, Address, Address, Address),
         ),
     ),
 }
+_MAKERS = ("pw_pool_create", "pw_plan_create")
+"""Null where they fail."""
+
+
+class KernelError(RuntimeError):
+    """A call to the kernels failed; whatever it was to write means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +95,6 @@ class Pool:
         """
         self.num_threads = num_threads
         handle = kernels.native.pw_pool_create(num_threads)
-        if not handle:
-            raise MemoryError("no memory for the threads of the CPU kernels")
         self.handle: int = handle
         release_with(self, kernels.native.pw_pool_destroy, handle)
 
@@ -100,7 +118,7 @@ def load_library(path: Path = LIBRARY) -> Any | None:
             problem = f"they cannot be loaded ({error})"
         else:
             if library_digest(library) == sources_digest():
-                return _declared(library)
+                return declare(library, _SIGNATURES)
             problem = "they were built from other sources"
     log.warning("cpu_kernels_missing", reason=problem, fix="python -m worker_svc.cpu.build")
     return None
@@ -116,8 +134,33 @@ def variants(library: Any) -> list[Kernels]:
     ]
 
 
-def _declared(library: Any) -> Any:
-    for name, (result, arguments) in _SIGNATURES.items():
+def declare(library: Any, signatures: Mapping[str, tuple[Any, Sequence[Any]]]) -> Any:
+    """Give the library's functions their types, and errors to those that may fail.
+
+    Args:
+        library: With `pw_status` and `pw_error`.
+        signatures: Result and arguments of each function.
+    """
+
+    def raise_failure(name: str) -> None:
+        if library.pw_status() == _OUT_OF_MEMORY:
+            raise MemoryError(f"the CPU kernels had not enough memory ({name})")
+        raise KernelError(f"the CPU kernels failed ({name}): {library.pw_error().decode()}")
+
+    def check_status(status: Status, function: Any, _: object) -> None:
+        if status.value:
+            raise_failure(function.__name__)
+
+    def check_made(handle: int | None, function: Any, _: object) -> int | None:
+        if not handle:
+            raise_failure(function.__name__)
+        return handle
+
+    for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
+        if result is Status:
+            function.errcheck = check_status
+        elif name in _MAKERS:
+            function.errcheck = check_made
     return library

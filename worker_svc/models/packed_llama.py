@@ -252,12 +252,11 @@ class PackedLlama(nn.Module):
             sines=self.rotary.sin.data_ptr(),
         )
         library = self._kernels.native
-        plan = library.pw_plan_create(self._kernels.handle, self._pool.handle, ctypes.byref(model))
-        if not plan:
-            raise MemoryError("no memory for the plan of a step")
+        plan: int = library.pw_plan_create(
+            self._kernels.handle, self._pool.handle, ctypes.byref(model)
+        )
         release_with(self, library.pw_plan_destroy, plan)
-        handle: int = plan
-        return handle
+        return plan
 
 
 def _floats(size: int) -> nn.Parameter:

@@ -35,33 +35,31 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
 }
 
 void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
-  pool_.wake();
-  embed(step, hidden);
-  tiles_.resize((step.num_tokens + kMaxTokens - 1) / kMaxTokens);
+  const Awake awake(pool_);
+  tiles_.resize((int64_t{step.num_tokens} + kMaxTokens - 1) / kMaxTokens);
   for (size_t i = 0; i < tiles_.size(); ++i) {
     Tile &tile = tiles_[i];
     tile.begin = static_cast<int32_t>(i) * kMaxTokens;
     tile.end = std::min(tile.begin + kMaxTokens, step.num_tokens);
     attention_.cut(step, model_.num_kv_heads, tile.begin, tile.end, tile.items);
   }
+  embed(step, hidden);
   for (int32_t i = 0; i < model_.num_layers; ++i) {
     const Pages pages = layer_pages(cache, i);
     // A tile's keys are written before those after it attend to them.
     for (const Tile &tile : tiles_) run_layer(layers_[i], pages, step, tile, hidden);
   }
-  pool_.rest();
 }
 
 void Plan::logits(const float *hidden, int32_t num_rows, float *output) {
   const int32_t size = model_.hidden_size;
-  pool_.wake();
+  const Awake awake(pool_);
   for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
     const int32_t count = std::min(kMaxTokens, num_rows - begin);
     prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size, count);
     multiply_part(model_.head, Output{output + int64_t{begin} * model_.head.rows,
                                       model_.head.rows, nullptr, false});
   }
-  pool_.rest();
 }
 
 void Plan::embed(const Step &step, float *hidden) {

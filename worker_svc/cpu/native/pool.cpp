@@ -2,7 +2,7 @@
 
 #include <sched.h>
 
-#include <system_error>
+#include <utility>
 
 namespace pagewire {
 namespace {
@@ -24,8 +24,8 @@ Pool::Pool(int32_t num_threads) {
   threads_.reserve(num_threads);
   try {
     for (int32_t i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { work(i); });
-  } catch (const std::system_error &) {
-    // The container allows no more: the others do what they would have.
+  } catch (const std::exception &) {
+    // The container allows no more, or has no memory: the others do what they would have.
   }
 }
 
@@ -57,12 +57,15 @@ void Pool::run(int32_t num_pieces, Piece piece, void *context) {
   piece_ = piece;
   context_ = context;
   done_.store(0, std::memory_order_relaxed);
+  has_failed_.store(false, std::memory_order_relaxed);
   const uint64_t number = (ticket_.load(std::memory_order_relaxed) >> (2 * kCountBits)) + 1;
   ticket_.store(number << (2 * kCountBits) | static_cast<uint64_t>(num_pieces) << kCountBits,
                 std::memory_order_release);
   while (take(0)) {
   }
   for (int spins = 0; done_.load(std::memory_order_acquire) != num_pieces; ++spins) pause(spins);
+  if (has_failed_.load(std::memory_order_relaxed))
+    std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 // Takes one piece of the present work and does it; false: none is left.
@@ -74,9 +77,18 @@ bool Pool::take(int32_t thread) {
   } while (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel,
                                           std::memory_order_acquire));
   // The work cannot end before this piece is done, so these are its own.
-  piece_(context_, static_cast<int32_t>(ticket & kCountMask), thread);
+  run_piece(static_cast<int32_t>(ticket & kCountMask), thread);
   done_.fetch_add(1, std::memory_order_release);
   return true;
+}
+
+void Pool::run_piece(int32_t index, int32_t thread) {
+  try {
+    piece_(context_, index, thread);
+  } catch (...) {
+    // Others may be at the work that the caller would leave.
+    if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+  }
 }
 
 void Pool::work(int32_t thread) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -29,6 +30,7 @@ public:
   void wake();
   void rest();
   // Runs all pieces and returns when they are done. At most 2^20 of them. One caller at a time.
+  // What a piece throws is thrown here, once no thread is at the work any more: of several, one.
   void run(int32_t num_pieces, Piece piece, void *context);
 
   template <typename Function> void each(int32_t num_pieces, Function &function) {
@@ -43,6 +45,7 @@ public:
 private:
   void work(int32_t thread);
   bool take(int32_t thread);
+  void run_piece(int32_t index, int32_t thread);
 
   // Number of the work (24 bits), its pieces (20), and the next that nobody has taken (20): one
   // word, so that a late thread takes no piece of work that is over.
@@ -50,12 +53,26 @@ private:
   std::atomic<int32_t> done_{0};
   Piece piece_ = nullptr;
   void *context_ = nullptr;
+  std::atomic<bool> has_failed_{false};
+  std::exception_ptr failure_; // of the thread that set has_failed_
 
   std::atomic<bool> is_awake_{false};
   bool ends_ = false;
   std::mutex mutex_;
   std::condition_variable condition_;
   std::vector<std::thread> threads_;
+};
+
+// Threads are awake as long as it lives.
+class Awake {
+public:
+  explicit Awake(Pool &pool) : pool_(pool) { pool_.wake(); }
+  ~Awake() { pool_.rest(); }
+  Awake(const Awake &) = delete;
+  Awake &operator=(const Awake &) = delete;
+
+private:
+  Pool &pool_;
 };
 
 } // namespace pagewire
