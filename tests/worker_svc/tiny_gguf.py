@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 import torch
 
+from pagewire.gguf import GgmlType
+from tests.worker_svc import k_blocks
 from worker_svc.weights.gguf_names import TOP_NAMES, is_stored_plus_1, layer_names
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -55,7 +57,7 @@ def write_gguf(
         elif is_stored_plus_1(name, architecture):
             tensor = tensor + 1
         kind = gguf.GGMLQuantizationType[_type(name, linear_type, vocabulary_type)]
-        data = gguf.quantize(tensor.numpy(), kind)
+        data = _quantize(tensor.numpy(), kind)
         writer.add_tensor(_gguf_name(name, architecture), data, raw_dtype=kind)
     if rotation["rope_type"] == "llama3":
         rope_factors = _llama3_factors(config) if rope_factors is None else rope_factors
@@ -65,6 +67,12 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _quantize(weights: Floats, kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    if kind.name.endswith("_K"):
+        return k_blocks.encode(weights, GgmlType[kind.name])
+    return gguf.quantize(weights, kind)
 
 
 def _type(name: str, linear_type: str, vocabulary_type: str) -> str:

@@ -11,25 +11,19 @@ import torch
 from torch import nn
 
 from pagewire.gguf import GgmlType
+from worker_svc.cpu.block_forms import KINDS, packable
 from worker_svc.cpu.kernels import Kernels
 from worker_svc.cpu.structs import Matrix
-from worker_svc.quantization.forms import GROUP_SIZE, GgmlBlocks
+from worker_svc.quantization.forms import GgmlBlocks
 
 Floats = npt.NDArray[np.float32]
 
-_QUANTIZED_4, _QUANTIZED_8 = 0, 1
-KINDS = {
-    GgmlType.Q4_0: _QUANTIZED_4,
-    GgmlType.Q4_1: _QUANTIZED_4,
-    GgmlType.Q8_0: _QUANTIZED_8,
-}
-"""Kind of packed matrix, by the type of its blocks."""
 MAX_TOKENS = 128
 """Of one product."""
 
 
 class PackedMatrix(nn.Module):
-    """[rows, columns] weights, a scale for each 32 of a row; empty until blocks come."""
+    """[rows, columns] weights, with the scales of their blocks; empty until blocks come."""
 
     def __init__(self, kernels: Kernels, ggml_type: GgmlType, rows: int, columns: int) -> None:
         """Takes memory, which is not touched before blocks come.
@@ -38,17 +32,18 @@ class PackedMatrix(nn.Module):
             kernels: The variant that reads it.
             ggml_type: One of `KINDS`.
             rows: Any number.
-            columns: A multiple of 32.
+            columns: A multiple of the weights of a block.
         """
         super().__init__()
-        if columns % GROUP_SIZE:
-            raise ValueError(f"{columns} columns are no whole number of groups of {GROUP_SIZE}")
+        size = ggml_type.block_weights
+        if columns % size:
+            raise ValueError(f"{columns} columns are no whole number of blocks of {size}")
         self.kernels = kernels
         self.ggml_type = ggml_type
         self.rows, self.columns = rows, columns
         kind = KINDS[ggml_type]
-        size = kernels.native.pw_packed_bytes(kernels.handle, kind, rows, columns)
-        self.data = nn.Parameter(torch.empty(size, dtype=torch.uint8), requires_grad=False)
+        num_bytes = kernels.native.pw_packed_bytes(kernels.handle, kind, rows, columns)
+        self.data = nn.Parameter(torch.empty(num_bytes, dtype=torch.uint8), requires_grad=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,14 +62,15 @@ class PackedMatrix(nn.Module):
         """Pack blocks of its type; says whether they are."""
         if packed.ggml_type is not self.ggml_type:
             return False
-        blocks = np.ascontiguousarray(packed.blocks)
-        expected = (self.rows, self.columns // GROUP_SIZE, self.ggml_type.block_bytes)
-        if blocks.shape != expected:
-            raise ValueError(f"blocks of shape {blocks.shape} where {expected} are wanted")
+        ggml_type = self.ggml_type
+        expected = (self.rows, self.columns // ggml_type.block_weights, ggml_type.block_bytes)
+        if packed.blocks.shape != expected:
+            raise ValueError(f"blocks of shape {packed.blocks.shape} where {expected} are wanted")
+        ready = packable(packed)
         self.kernels.native.pw_pack(
             self.kernels.handle,
-            int(self.ggml_type),
-            blocks.ctypes.data,
+            int(ready.ggml_type),
+            ready.blocks.ctypes.data,
             self.struct,
             self.data.data_ptr(),
         )

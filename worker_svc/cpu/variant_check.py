@@ -15,8 +15,9 @@ import torch
 from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
 from worker_svc.attention.base import AttentionMetadata, AttentionSpec
+from worker_svc.cpu.block_forms import KINDS
 from worker_svc.cpu.kernels import Kernels, Pool, load_library, variants
-from worker_svc.cpu.packing import KINDS, PackedMatrix
+from worker_svc.cpu.packing import PackedMatrix
 from worker_svc.cpu.paged_attention import CpuAttentionBackend
 from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.dequantize import dequantize
@@ -25,8 +26,11 @@ log = get_logger("worker_svc.cpu")
 
 Floats = npt.NDArray[np.float32]
 
-_ROWS, _COLUMNS = 24, 96
+_ROWS = 24
+_NUM_BLOCKS = 3
+"""Of a row: enough for an odd one."""
 _NUM_TOKENS = (1, 2, 3, 4, 7)
+_WITH_OFFSETS = (GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q5_K)
 _TOLERANCE = 0.003
 """Of a result's largest value: keys and values have 11 bits, activations 16."""
 
@@ -54,11 +58,12 @@ def problem_of(kernels: Kernels) -> str | None:
 
 
 def _multiplies(kernels: Kernels, ggml_type: GgmlType, random: np.random.Generator) -> bool:
-    blocks = random_blocks(ggml_type, _ROWS, _COLUMNS, random)
-    matrix = PackedMatrix(kernels, ggml_type, _ROWS, _COLUMNS)
+    columns = _NUM_BLOCKS * ggml_type.block_weights
+    blocks = random_blocks(ggml_type, _ROWS, columns, random)
+    matrix = PackedMatrix(kernels, ggml_type, _ROWS, columns)
     matrix.take(GgmlBlocks(ggml_type, blocks))
-    weights = dequantize(blocks.reshape(-1), ggml_type, "check").reshape(_ROWS, _COLUMNS)
-    inputs = [random.standard_normal((count, _COLUMNS), np.float32) for count in _NUM_TOKENS]
+    weights = dequantize(blocks.reshape(-1), ggml_type, "check").reshape(_ROWS, columns)
+    inputs = [random.standard_normal((count, columns), np.float32) for count in _NUM_TOKENS]
     return all(_is_close(matrix.multiply(given), given @ weights.T) for given in inputs)
 
 
@@ -92,13 +97,21 @@ def _attends(kernels: Kernels, random: np.random.Generator) -> bool:
 def random_blocks(
     ggml_type: GgmlType, rows: int, columns: int, random: np.random.Generator
 ) -> npt.NDArray[np.uint8]:
-    """Blocks [rows, columns / 32, bytes of a block] with any codes and scales of about 1."""
+    """Blocks [rows, blocks of a row, bytes of a block]: any codes, float16 scales of about 1."""
     shape = rows, columns // ggml_type.block_weights, ggml_type.block_bytes
     blocks = random.integers(0, 256, shape, np.uint8)
-    num_halves = 2 if ggml_type is GgmlType.Q4_1 else 1
+    place = halves_of(ggml_type)
+    num_halves = (place.stop - place.start) // 2
     halves = random.standard_normal((*shape[:2], num_halves)).astype("<f2")
-    blocks[:, :, : 2 * num_halves] = halves.view(np.uint8)
+    blocks[:, :, place] = halves.view(np.uint8)
     return blocks
+
+
+def halves_of(ggml_type: GgmlType) -> slice:
+    """The bytes of a block that are float16 numbers."""
+    if ggml_type is GgmlType.Q6_K:
+        return slice(208, 210)
+    return slice(0, 4 if ggml_type in _WITH_OFFSETS else 2)
 
 
 def _is_close(found: Floats, expected: Floats) -> bool:

@@ -141,9 +141,9 @@ def _yarn_inv_freq(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _longrope_inv_freq(rope: RopeConfig, head_dim: int, max_model_len: int) -> torch.Tensor:
-    extended = max_model_len > rope.original_max_position_embeddings
-    name = "long_factor" if extended else "short_factor"
-    factors = rope.long_factor if extended else rope.short_factor
+    is_long = rope.has_long_factors(max_model_len)
+    name = "long_factor" if is_long else "short_factor"
+    factors = rope.long_factor if is_long else rope.short_factor
     if len(factors) != head_dim // 2:
         raise ValueError(
             f"model config: longrope {name} has {len(factors)} entries, needs {head_dim // 2}"

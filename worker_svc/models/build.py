@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,6 +31,9 @@ from worker_svc.weights.dummy_source import DummySource
 from worker_svc.weights.load import load_weights
 from worker_svc.weights.slots import as_slot
 from worker_svc.weights.source import WeightSource
+
+if TYPE_CHECKING:
+    from worker_svc.models.transformers_backend import TransformersModel
 
 log = get_logger("worker_svc.models.build")
 
@@ -73,13 +77,13 @@ def build_model(
     implementation = read_implementation(source.config, config.model_impl)
     shape = read_shape(source.config, config.model_impl)
     max_model_len = shape.select_max_model_len(config.max_model_len)
-    form = f"{str(dtype).removeprefix('torch.')}\0{shape!r}"
     if device.type != "cpu" and config.quantization != "none":
         raise UnsupportedModelError(
             f"quantization {config.quantization} multiplies on CPUs alone: leave --quantization "
             "out, or use --device cpu"
         )
     if isinstance(shape, LlamaConfig):
+        form = f"{str(dtype).removeprefix('torch.')}\0{shape.form(max_model_len)}"
         if isinstance(source, DummySource):
             form += "\0dummy"
         elif device.type != "cpu" and groups.layout.world_size == 1:
@@ -110,7 +114,7 @@ def build_model(
         )
     _check_whole(source, dtype, limit(), device)
     served = _load_with_transformers(source, implementation, max_model_len, dtype, progress, device)
-    form = f"{str(dtype).removeprefix('torch.')}\0{_transformers_form(source)}"
+    form = f"{str(dtype).removeprefix('torch.')}\0{served.form}"
     return BuiltModel(served, shape, max_model_len, form)
 
 
@@ -150,16 +154,10 @@ def _load_with_transformers(
     dtype: torch.dtype,
     progress: ProgressCallback,
     device: torch.device,
-) -> CausalModel:
+) -> TransformersModel:
     from worker_svc.models.transformers_backend import TransformersModel
 
     architecture = implementation.architecture
     if not implementation.is_tested:
         log.warning("architecture_untested", architecture=architecture)
     return TransformersModel.load(source, architecture, max_model_len, dtype, progress, device)
-
-
-def _transformers_form(source: WeightSource) -> str:
-    from worker_svc.models.transformers_backend import config_form
-
-    return config_form(source.config)

@@ -69,6 +69,12 @@ class LlamaConfig:
         """
         return check_max_model_len(wanted, self.rope.max_model_len(self.max_position_embeddings))
 
+    def form(self, max_model_len: int) -> str:
+        """All that decides the numbers of a model beside its weights and their type."""
+        return (
+            f"{self!r}\0long factors" if self.rope.has_long_factors(max_model_len) else repr(self)
+        )
+
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
         for name in sizes:

@@ -14,8 +14,8 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
+from worker_svc.cpu.block_forms import KINDS
 from worker_svc.cpu.kernels import ARITHMETIC, Kernels, Pool
-from worker_svc.cpu.packing import KINDS
 from worker_svc.cpu.paged_attention import CpuAttentionBackend, attention_problem
 from worker_svc.cpu.variant_check import best_kernels
 from worker_svc.memory import PACKED_ADVICE, check_weights
@@ -85,7 +85,7 @@ def build_packed(
     load_weights(slots, choice.source, progress)
     log.info("packed_weights", used=True, variant=kernels.name, threads=pool.num_threads)
     # Variants give the same bits.
-    form = f"packed\0{ARITHMETIC}\0{shape!r}"
+    form = f"packed\0{ARITHMETIC}\0{shape.form(max_model_len)}"
     built = BuiltModel(model, shape, max_model_len, form)
     return built, CpuAttentionBackend(kernels, pool, model.attention_spec)
 

@@ -78,6 +78,14 @@ class RopeConfig:
             **{name: float(params[name]) for name in optional if params.get(name) is not None},
         )
 
+    def has_long_factors(self, max_model_len: int) -> bool:
+        """Whether `longrope` takes the factors for sequences beyond the original context.
+
+        An engine that serves longer ones takes them for every sequence, so it gives other tokens.
+        """
+        is_beyond = max_model_len > self.original_max_position_embeddings
+        return self.rope_type == "longrope" and is_beyond
+
     def max_model_len(self, max_position_embeddings: int) -> int:
         """Longest sequence that the scaling is meant for, in tokens."""
         if self.rope_type in ("linear", "dynamic"):

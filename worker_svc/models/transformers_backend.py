@@ -45,9 +45,13 @@ class TransformersModel(nn.Module):
     can_capture = False
     """Who knows what a family's code asks the device for."""
 
-    def __init__(self, causal: Any, spec: AttentionSpec, output_class: type[Any]) -> None:
+    def __init__(
+        self, causal: Any, spec: AttentionSpec, output_class: type[Any], form: str
+    ) -> None:
         super().__init__()
         self.attention_spec = spec
+        self.form = form
+        """All that decides its numbers beside its weights and their type."""
         self.trunk = causal.base_model
         self._held = _HeldHidden(output_class)
         setattr(causal, causal.base_model_prefix, self._held)
@@ -74,12 +78,13 @@ class TransformersModel(nn.Module):
         causal = load_causal_model(source, architecture, SERVING_NAME, dtype, progress, device)
         progress("probe_model", 0.0)
         with _refusing(architecture):
-            _fix_rotary(causal, max_model_len)
-            return cls._probed(causal, max_model_len)
+            has_long_factors = _fix_rotary(causal, max_model_len)
+            form = _config_form(source.config, has_long_factors)
+            return cls._probed(causal, max_model_len, form)
 
     @classmethod
     @torch.inference_mode()
-    def _probed(cls, causal: Any, max_model_len: int) -> TransformersModel:
+    def _probed(cls, causal: Any, max_model_len: int, form: str) -> TransformersModel:
         limits = {"vocab_size": causal.config.vocab_size, "max_model_len": max_model_len}
         trunk = causal.base_model
 
@@ -96,7 +101,7 @@ class TransformersModel(nn.Module):
         inputs = [tensor.to(causal.device) for tensor in probe_inputs(**limits)]
         with answered_by(ProbeCalls()):
             logits, output = _run(causal, *inputs).logits[0].float(), _run(trunk, *inputs)
-        model = cls(causal, spec, type(output))
+        model = cls(causal, spec, type(output), form)
         if not torch.allclose(model.compute_logits(output.last_hidden_state[0]), logits):
             raise UnsupportedModelError("its logits are not a function of its last hidden states")
         return model
@@ -143,10 +148,10 @@ class _HeldHidden(nn.Module):
         return self._output_class(last_hidden_state=self.hidden)
 
 
-def config_form(fields: Mapping[str, Any]) -> str:
-    """All that decides the numbers of a model beside its weights, as one string."""
+def _config_form(fields: Mapping[str, Any], has_long_factors: bool) -> str:
     version = import_transformers().__version__
-    return f"transformers {version}\0{json.dumps(dict(fields), sort_keys=True, default=str)}"
+    form = f"transformers {version}\0{json.dumps(dict(fields), sort_keys=True, default=str)}"
+    return f"{form}\0long factors" if has_long_factors else form
 
 
 def _run(module: Any, token_ids: torch.Tensor, positions: torch.Tensor) -> Any:
@@ -179,27 +184,34 @@ def _refusing(architecture: str) -> Iterator[None]:
         ) from error
 
 
-def _fix_rotary(causal: Any, max_model_len: int) -> None:
+def _fix_rotary(causal: Any, max_model_len: int) -> bool:
     """Rotations that would depend on the longest sequence of a batch depend on it no more.
 
     `longrope` takes its factors by max_model_len, as our own module does; `dynamic` is refused.
+
+    Returns:
+        Whether `longrope` has its long factors now.
     """
+    has_long_factors = False
     for module in causal.modules():
         kind = getattr(module, "rope_type", "default")
         kinds = kind.values() if isinstance(kind, Mapping) else (kind,)
         if any("dynamic" in str(one) for one in kinds):
             raise UnsupportedModelError("its rope_type is dynamic")
         if "longrope" in kinds:
-            _fix_longrope(module, kind, max_model_len)
+            has_long_factors |= _fix_longrope(module, kind, max_model_len)
+    return has_long_factors
 
 
-def _fix_longrope(module: Any, kind: object, max_model_len: int) -> None:
+def _fix_longrope(module: Any, kind: object, max_model_len: int) -> bool:
     if not isinstance(kind, str):
         raise UnsupportedModelError("its rope_type is longrope in some layers only")
     original = module.config.rope_parameters["original_max_position_embeddings"]
-    if max_model_len > original:
+    has_long_factors = bool(max_model_len > original)
+    if has_long_factors:
         frequencies = importlib.import_module("transformers.modeling_rope_utils")
         init = frequencies.ROPE_INIT_FUNCTIONS[kind]
         inv_freq, _ = init(module.config, module.inv_freq.device, seq_len=max_model_len)
         module.inv_freq.copy_(inv_freq)
     module.rope_type = "default"  # The kinds that are not looked at again in each forward pass.
+    return has_long_factors

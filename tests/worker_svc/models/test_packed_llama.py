@@ -45,7 +45,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", tiny_models.VARIANTS["qwen2"]),
     "qwen3": ("qwen3", tiny_models.VARIANTS["qwen3"]),
 }
-TYPES = [("Q4_0", "Q4_1"), ("Q8_0", "Q4_0")]
+TYPES = [("Q4_0", "Q4_1"), ("Q8_0", "Q4_0"), ("Q5_0", "Q8_0")]
+K_TYPES = [("Q4_0", "Q6_K"), ("Q8_0", "Q4_K"), ("Q4_1", "Q5_K"), ("Q4_K", "Q6_K")]
+K_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+"""Whose rows are whole blocks of 256."""
 
 
 def write(
@@ -119,6 +122,15 @@ def test_each_type_of_blocks(tmp_path: Path, linear_type: str, vocabulary_type: 
     check_logits(write(tmp_path, "llama", linear_type, vocabulary_type), 160)
 
 
+@pytest.mark.parametrize(("linear_type", "vocabulary_type"), K_TYPES)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_k_types_beside_others(
+    tmp_path: Path, linear_type: str, vocabulary_type: str, is_tied: bool
+) -> None:
+    sizes = {**K_SIZES, "tie_word_embeddings": is_tied}
+    check_logits(write(tmp_path, "llama", linear_type, vocabulary_type, **sizes), 160)
+
+
 def check_logits(path: Path, vocab_size: int) -> None:
     packed, plain = load(path), load(path, "torch")
     assert (is_packed(packed), is_packed(plain)) == (True, False)
@@ -187,7 +199,7 @@ def test_packed_weights_are_used_unless_pytorch_is_asked_for(
 
 @pytest.mark.parametrize(
     ("linear_type", "vocabulary_type", "reason"),
-    [("Q5_0", "Q8_0", "is Q5_0"), ("Q4_1", "F16", "is F16")],
+    [("Q5_1", "Q8_0", "is Q5_1"), ("Q4_1", "F16", "is F16")],
 )
 def test_types_that_are_not_packed(
     tmp_path: Path, linear_type: str, vocabulary_type: str, reason: str

@@ -12,9 +12,9 @@ constexpr int kKeyTile = 64;    // keys that a query reduces at a time, from pos
 constexpr int kMaxTokens = 128; // tokens of one matrix product
 constexpr int kTokens = 4;      // for which a group of weights is unpacked at once
 
-enum Kind : int32_t { kQ4 = 0, kQ8 = 1 };
+enum Kind : int32_t { kQ4 = 0, kQ8 = 1, kQ4K = 2, kQ5K = 3, kQ6K = 4 };
 
-// Rows of a weight matrix, `lanes` side by side. See pack in linear.h for the layout.
+// Rows of a weight matrix, `lanes` side by side. See linear.h and super_blocks.h for the layouts.
 struct Matrix {
   const uint8_t *data;
   int32_t kind;

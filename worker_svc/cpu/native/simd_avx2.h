@@ -26,6 +26,10 @@ inline Vector magnitude(Vector a) { return _mm256_andnot_ps(splat(-0.0f), a); }
 inline Vector load_half(const uint16_t *p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 }
+inline Vector load_bytes(const int8_t *p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
 inline void store_half(uint16_t *p, Vector v) {
   _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }

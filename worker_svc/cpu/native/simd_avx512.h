@@ -26,6 +26,10 @@ inline Vector magnitude(Vector a) { return _mm512_abs_ps(a); }
 inline Vector load_half(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
+inline Vector load_bytes(const int8_t *p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
 inline void store_half(uint16_t *p, Vector v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));

@@ -4,14 +4,24 @@
 #include "elementwise.h"
 #include "attention.h"
 #include "kernels.h"
-#include "linear.h"
+#include "matrix.h"
 
 namespace pagewire {
 namespace {
 
 constexpr Kernels make_kernels(const char *name) {
-  return Kernels{name,     kLanes,    group_bytes, pack,     unpack_row, multiply,
-                 quantize, rms_norm,  rotate,      write_kv, swiglu,     scratch_floats,
+  return Kernels{name,
+                 kLanes,
+                 matrix_group_bytes,
+                 pack_matrix,
+                 unpack_matrix_row,
+                 multiply_matrix,
+                 quantize,
+                 rms_norm,
+                 rotate,
+                 write_kv,
+                 swiglu,
+                 scratch_floats,
                  attend};
 }
 

@@ -1,0 +1,52 @@
+// A packed matrix of any kind: which of the forms it is in. Included by a variant.
+#pragma once
+
+#include "linear.h"
+#include "super_blocks.h"
+
+namespace pagewire {
+namespace {
+
+constexpr bool is_super(int32_t kind) { return kind >= kQ4K; }
+
+int64_t matrix_group_bytes(int32_t kind, int32_t columns) {
+  return is_super(kind) ? super_group_bytes(kind, columns) : group_bytes(kind, columns);
+}
+
+void pack_matrix(int32_t ggml_type, const uint8_t *blocks, int32_t rows, int32_t columns,
+                 int32_t first, uint8_t *out) {
+  switch (ggml_type) {
+  case kGgmlQ4_K:
+    return pack_super(kQ4K, blocks, rows, columns, first, out);
+  case kGgmlQ5_K:
+    return pack_super(kQ5K, blocks, rows, columns, first, out);
+  case kGgmlQ6_K:
+    return pack_super(kQ6K, blocks, rows, columns, first, out);
+  default:
+    return pack(ggml_type, blocks, rows, columns, first, out);
+  }
+}
+
+void unpack_matrix_row(const Matrix &matrix, int32_t row, float *out) {
+  if (is_super(matrix.kind))
+    unpack_super_row(matrix, row, out);
+  else
+    unpack_row(matrix, row, out);
+}
+
+void multiply_matrix(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
+                     const Output &output) {
+  switch (matrix.kind) {
+  case kQ4K:
+    return multiply_super<kQ4K>(matrix, input, begin, end, output);
+  case kQ5K:
+    return multiply_super<kQ5K>(matrix, input, begin, end, output);
+  case kQ6K:
+    return multiply_super<kQ6K>(matrix, input, begin, end, output);
+  default:
+    return multiply(matrix, input, begin, end, output);
+  }
+}
+
+} // namespace
+} // namespace pagewire
