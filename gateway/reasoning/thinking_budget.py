@@ -64,12 +64,19 @@ def num_open_tokens(
         return None
     token_ids = list(prompt_token_ids)
     start = _last_place(token_ids, tags.start_token_ids)
-    if start is not None:
+    if start is not None and not _is_in_an_end(start, token_ids, tags):
         behind = token_ids[start + len(tags.start_token_ids) :]
         if _last_place(behind, tags.end_token_ids) is None:
             return len(behind)
     # Some models reason although no tag says so.
     return 0 if begin is Begin.REASONING else None
+
+
+def _is_in_an_end(start: int, token_ids: list[int], tags: ThinkingTags) -> bool:
+    """Whether the start at a place is a part of an end, which may have its tokens in it."""
+    num_end, stop = len(tags.end_token_ids), start + len(tags.start_token_ids)
+    near = token_ids[max(0, stop - num_end) : start + num_end]
+    return _last_place(near, tags.end_token_ids) is not None
 
 
 def _last_place(token_ids: list[int], tag: Sequence[int]) -> int | None:

@@ -19,7 +19,7 @@ from worker_svc.grammar_masks import Bitmasks
 from worker_svc.sim.hashing import mix64
 from worker_svc.step import LogprobColumns
 
-SAMPLER_VERSION = "sim-2"
+SAMPLER_VERSION = "sim-3"
 """Changes with whatever changes tokens."""
 EOS_ODDS = 256
 """One token in so many is an end-of-sequence token, so that stopping is exercised."""

@@ -36,6 +36,21 @@ def test_a_prompt_tells_what_thinking_it_leaves_open(
     assert num_open_tokens(prompt, TAGS, begin) == expected
 
 
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([1, 8, 7, 1, 9], None),
+        ([1, 8, 7, 1, 8], 1),  # no whole end
+        ([1, 8, 7, 1, 9, 1, 8], 1),
+        ([7, 1, 9, 8, 1], 0),
+    ],
+)
+def test_a_start_that_is_part_of_an_end_opens_nothing(
+    prompt: list[int], expected: int | None
+) -> None:
+    assert num_open_tokens(prompt, ThinkingTags((1,), (7, 1, 9)), None) == expected
+
+
 @pytest.mark.parametrize("most", [0, 7])
 def test_the_budget_goes_to_the_engine_in_token_ids(most: int) -> None:
     params = SamplingParams(thinking_token_budget=most)
