@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pagewire.kit.errors import (
     FailedPreconditionError,
@@ -36,6 +37,8 @@ from worker_svc.profiling import (
 from worker_svc.step import SchedulerOutput
 
 log = get_logger("worker_svc.profile_run")
+
+T = TypeVar("T")
 
 
 class WorkerProfiles:
@@ -79,7 +82,7 @@ class WorkerProfiles:
         """
         if self._directory is None:
             raise FailedPreconditionError(
-                "profiling is off: start the worker with --profiler-dir, a folder for traces",
+                "profiling is off: start `pagewire serve`, or the worker, with --profiler-dir",
                 reason="NO_PROFILER_DIR",
             )
         check_profile_call(call)
@@ -93,7 +96,7 @@ class WorkerProfiles:
         self._tasks.spawn(self._own(run, device), name="profile")
         await run.started.wait()
         if run.error is not None:
-            raise run.error
+            raise run.error.with_traceback(None)
         return run.path
 
     async def result(self, *, wait: bool) -> ProfileResult:
@@ -112,9 +115,11 @@ class WorkerProfiles:
         if not wait:
             run.to_end.set()
         await run.ended.wait()
-        if run.result is None:
-            raise run.error or ServiceUnavailableError("the worker ended", reason="SHUTTING_DOWN")
-        return run.result
+        if run.result is not None:
+            return run.result
+        if run.error is not None:
+            raise run.error.with_traceback(None)
+        raise ServiceUnavailableError("the worker ended", reason="SHUTTING_DOWN")
 
     async def interrupt(self) -> None:
         """End the profile that runs, before something that must not be in it.
@@ -143,7 +148,8 @@ class WorkerProfiles:
             run.result = await self._record(run, device)
             log.info("profile_written", path=str(run.path), num_steps=run.result.num_steps)
         except PagewireError as error:
-            run.error = error
+            # Its frames hold what was recorded, and the run is kept.
+            run.error = error.with_traceback(None)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             message = f"the trace cannot be written to {run.path.parent}: {reason}"
@@ -220,7 +226,12 @@ class _Recorder:
         self._failure: Exception | None = None
 
     def begin(self) -> None:
-        self._profiler.start()
+        try:
+            self._profiler.start()
+        except Exception:
+            # What has begun of it would stand in the way of the next one.
+            self._attempt(self._profiler.stop)
+            raise
         self._begin_ns = time.monotonic_ns()
 
     @contextmanager
@@ -229,11 +240,14 @@ class _Recorder:
         if self._has_ended:
             yield
             return
-        num_tokens = step.total_num_scheduled_tokens
+        name = f"{len(step.handles)} requests, {step.total_num_scheduled_tokens} tokens"
+        # What the profiler raises is no failure of the step: it would cost its requests.
+        mark = ExitStack()
+        self._attempt(lambda: mark.enter_context(self._profiler.step(name)))
         try:
-            with self._profiler.step(f"{len(step.handles)} requests, {num_tokens} tokens"):
-                yield
+            yield
         finally:
+            self._attempt(mark.close)
             self.num_steps += 1
             if self._is_over():
                 self.end()
@@ -245,19 +259,20 @@ class _Recorder:
             return
         self._has_ended = True
         self.duration_ns = time.monotonic_ns() - self._begin_ns
-        try:
-            self._profiler.stop()
-        except Exception as error:  # the step that this is called in has done its work
-            self._failure = self._failure or error
+        self._attempt(self._profiler.stop)
 
     def _is_over(self) -> bool:
-        if self.num_steps == self._max_steps:
+        if self._failure is not None or self.num_steps == self._max_steps:
             return True
+        return bool(self._attempt(self._profiler.after_step)) or self._failure is not None
+
+    def _attempt(self, call: Callable[[], T]) -> T | None:
+        """What a call to the profiler gives; what it raises is kept, the first of all."""
         try:
-            return self._profiler.after_step()
-        except Exception as error:  # as above
-            self._failure = error
-            return True
+            return call()
+        except Exception as error:
+            self._failure = self._failure or error
+            return None
 
     def save(self, path: Path) -> ProfileTimes:
         """Write the trace; see `StepProfiler.save`."""

@@ -36,6 +36,9 @@ class ScriptedProfiler:
     def __init__(self) -> None:
         self.log: list[str] = []
         self.threads: set[int] = set()
+        self.start_error: Exception | None = None
+        self.mark_error: Exception | None = None
+        self.unmark_error: Exception | None = None
         self.stop_error: Exception | None = None
         self.save_error: Exception | None = None
         self.cut_error: Exception | None = None
@@ -43,12 +46,18 @@ class ScriptedProfiler:
 
     def start(self) -> None:
         self._note("start")
+        if self.start_error is not None:
+            raise self.start_error
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         self._note(f"begin {name}")
+        if self.mark_error is not None:
+            raise self.mark_error
         yield
         self._note("end")
+        if self.unmark_error is not None:
+            raise self.unmark_error
 
     def after_step(self) -> bool:
         if self.cut_error is not None:
@@ -225,6 +234,8 @@ async def test_a_folder_that_cannot_be_made_is_told_and_can_be_mended(setup: Set
         ("save_error", RuntimeError("internal detail"), InternalError),
         ("stop_error", RuntimeError("internal detail"), InternalError),
         ("cut_error", RuntimeError("internal detail"), InternalError),
+        ("mark_error", RuntimeError("internal detail"), InternalError),
+        ("unmark_error", RuntimeError("internal detail"), InternalError),
     ],
 )
 async def test_a_profile_that_fails_harms_no_step(
@@ -242,6 +253,26 @@ async def test_a_profile_that_fails_harms_no_step(
         await setup.worker.start_profile(ProfileCall(max_steps=1))
         await setup.run_steps(execution, 3, 3)
         assert (await setup.worker.profile_result(wait=True)).num_steps == 1
+
+
+async def test_a_profile_that_cannot_begin_leaves_nothing_begun(setup: Setup) -> None:
+    await setup.initialize()
+    setup.profiler.start_error = RuntimeError("internal detail")
+    with pytest.raises(InternalError):
+        await setup.worker.start_profile(ProfileCall())
+    assert setup.profiler.log == ["start", "stop"]
+
+
+async def test_what_is_kept_of_a_failure_does_not_grow(setup: Setup) -> None:
+    await setup.initialize()
+    setup.profiler.save_error = RuntimeError("internal detail")
+    await setup.worker.start_profile(ProfileCall())
+    depths = []
+    for _ in range(3):
+        with pytest.raises(InternalError) as caught:
+            await setup.worker.profile_result(wait=False)
+        depths.append(len(caught.traceback))
+    assert depths[0] == depths[1] == depths[2]
 
 
 async def test_a_caller_who_leaves_does_not_keep_the_profile_going(setup: Setup) -> None:

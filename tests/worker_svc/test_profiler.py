@@ -60,6 +60,22 @@ def test_segments_become_one_trace_in_order(
     assert next(operator.calls for operator in times.operators if operator.name == "aten::mm") == 5
 
 
+def test_steps_that_take_longer_than_those_before_end_their_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profiler = record_products(1)
+    assert profiler._steps_per_segment > 100
+    monkeypatch.setattr("worker_svc.profiler.SEGMENT_S", 0.0)
+    num_segments = len(profiler._segments)
+    profiler.start()
+    for _ in range(3):
+        with profiler.step("1 requests, 9 tokens"):
+            torch.ones(2).sum()
+        profiler.after_step()
+    profiler.stop()
+    assert len(profiler._segments) == num_segments + 4  # the last one has no step
+
+
 def test_a_profile_says_when_it_holds_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker_svc.profiler.MAX_EVENTS", 4)
     profiler = TorchProfiler("cpu")
