@@ -43,10 +43,11 @@ from pagewire.kit.logs import configure_logging
 from pagewire.kit.machine import describe_machine
 from pagewire.kit.server import run
 from pagewire.sampling_params import SamplingParams
+from scheduler_svc.client_output import EngineCoreOutputs, FinishedRequest
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_state import EngineState
-from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
 from scheduler_svc.request import EngineCoreRequest
+from scheduler_svc.step_figures import StepTimings
 from scheduler_svc.worker_client import GrpcExecutor
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,36 +7,15 @@ requests, tokens or policy: `kv_cache_manager` decides what to take, share and g
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from scheduler_svc.block_lives import BlockLives
 from scheduler_svc.free_block_queue import FreeBlockQueue, KVCacheBlock
+from scheduler_svc.kv_event_sink import KvEventSink
 
 NULL_BLOCK_ID = 0
 
 _HashMap = dict[bytes, KVCacheBlock | dict[int, KVCacheBlock]]
 """A hash has one block mostly, else several by their ids."""
-
-
-class KvEventSink(Protocol):
-    """Whoever wants to know which hashes are findable; a hash counts, not its blocks.
-
-    With several KV cache groups it hears of one of them: the first full one, else the first.
-    """
-
-    def blocks_stored(
-        self, parent_hash: bytes | None, hashes: Sequence[bytes], token_ids: Sequence[int]
-    ) -> None:
-        """Hashes in a row became findable; `token_ids` are those of all their blocks."""
-
-    def block_removed(self, block_hash: bytes) -> None:
-        """A hash is not findable any more."""
-
-    def all_cleared(self) -> None:
-        """No hash is."""
-
-    def flush(self) -> None:
-        """What came since the last time belongs together."""
 
 
 class BlockPool:

@@ -14,6 +14,7 @@ from itertools import chain
 from scheduler_svc.block_pool import NULL_BLOCK_ID, BlockPool
 from scheduler_svc.free_block_queue import KVCacheBlock
 from scheduler_svc.kv_cache_groups import KvCacheGroupSpec
+from scheduler_svc.prefix_hit import PrefixHit
 
 
 @dataclass(slots=True)
@@ -62,6 +63,15 @@ class BlockTables:
             return reversed(self.blocks[0][self.num_skipped[0] :])
         in_order = chain.from_iterable(zip(*map(reversed, self.blocks), strict=True))
         return [block for block in in_order if block.block_id != NULL_BLOCK_ID]
+
+
+def tables_of_hit(
+    hit: PrefixHit, groups: Sequence[KvCacheGroupSpec], block_size: int
+) -> BlockTables:
+    """Return the tables of a request that begins with a hit; nothing is taken yet."""
+    blocks = [list(of_group) for of_group in hit.blocks] or [[] for _ in groups]
+    num_skipped = [group.num_skipped_blocks(hit.num_tokens, block_size) for group in groups]
+    return BlockTables(blocks, num_skipped, hit.num_tokens // block_size)
 
 
 def check_tables(

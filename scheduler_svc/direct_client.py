@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagewire.kit.errors import PagewireError
+from scheduler_svc.client_output import EngineCoreOutputs, FinishedRequest
 from scheduler_svc.engine_core import EngineCore
-from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, LogprobRows, StepTimings
+from scheduler_svc.logprob_rows import LogprobRows
 from scheduler_svc.request import EngineCoreRequest
+from scheduler_svc.step_figures import StepTimings
 from scheduler_svc.stop import FinishReason, Stop
 
 
@@ -85,7 +87,7 @@ class DirectClient:
         output, self._output = self._output, DirectOutput()
         end = output.end
         if end is None and self._error is not None:
-            raise self._error
+            raise self._take_error(self._error)
         if end is not None and end.reason is FinishReason.ERROR:
             raise end.error()
         return output
@@ -97,6 +99,11 @@ class DirectClient:
     def close(self) -> None:
         """End the request if it has not ended; idempotent."""
         self._core.detach(self.client_id, self._live_ids)
+
+    def _take_error(self, error: PagewireError) -> PagewireError:
+        """Let go of the error that is to be raised: its traceback will lead back here."""
+        self._error = None
+        return error
 
     # OutputSink.
 

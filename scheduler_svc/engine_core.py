@@ -1,10 +1,9 @@
 """The engine: claim a worker, run steps on it, lose it, claim it again; add and abort meanwhile.
 
-It owns the `Scheduler`, the `Executor`, the steps (`step_pipeline`) and the list of clients
-(`OutputSink`s: gateway streams and direct callers). It does not know gRPC. Everything runs on one
-event loop: clients add and abort directly, between awaits of the loop, so nothing here is locked,
-and aborts, adds and administration take effect between steps planned. `run` is one task; the
-composition root owns it.
+It owns the `Scheduler`, the `Executor`, the steps (`step_pipeline`) and the clients
+(`engine_clients`). It does not know gRPC. Everything runs on one event loop: clients add and abort
+directly, between awaits of the loop, so nothing here is locked, and aborts, adds and administration
+take effect between steps planned. `run` is one task; the composition root owns it.
 """
 
 from __future__ import annotations
@@ -12,51 +11,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import count
 
 from pagewire.engine_config import EngineConfig
-from pagewire.kit.errors import PagewireError, ServiceUnavailableError
+from pagewire.kit.errors import ServiceUnavailableError
 from pagewire.kit.logs import get_logger
-from scheduler_svc.admission import check_grammar_size
-from scheduler_svc.block_lives import BlockLives
-from scheduler_svc.drafter import make_drafter
-from scheduler_svc.engine_info import EngineInfo, engine_fingerprint, make_limits
+from scheduler_svc.client_output import EngineCoreOutputs
+from scheduler_svc.engine_clients import EngineClients, going_away
+from scheduler_svc.engine_info import EngineInfo
+from scheduler_svc.engine_setup import (
+    check_same_engine,
+    make_block_lives,
+    make_kv_events,
+    make_scheduler,
+)
 from scheduler_svc.engine_state import EngineCounters, EngineState, OutputSink
-from scheduler_svc.executor import (
-    Executor,
-    KvCachePlan,
-    WorkerFacts,
-    WorkerLostError,
-    WorkerPulse,
-    WorkerUnavailableError,
-)
-from scheduler_svc.grammar import Grammar, GrammarError
+from scheduler_svc.executor import Executor, KvCachePlan, WorkerFacts, WorkerLostError, WorkerPulse
+from scheduler_svc.grammar import GrammarError
 from scheduler_svc.grammar_compiler import GrammarCompiler, GrammarModel
-from scheduler_svc.kv_events import KvEventLog
-from scheduler_svc.kv_sizing import plan_kv_cache
 from scheduler_svc.liveness import LivenessGuard
-from scheduler_svc.output import (
-    EngineCoreOutputs,
-    FinishedRequest,
-    SchedulerStats,
-    StepTimings,
-)
 from scheduler_svc.pause import PauseMode, PauseState
-from scheduler_svc.quiet_waiter import QuietWaiter
 from scheduler_svc.request import EngineCoreRequest
-from scheduler_svc.scheduler import ABORTED, Scheduler
+from scheduler_svc.request_intake import RequestIntake
+from scheduler_svc.scheduler import ABORTED
 from scheduler_svc.sleep import EngineSleep
+from scheduler_svc.step_figures import SchedulerStats, StepTimings
 from scheduler_svc.step_pipeline import StepPipeline
-from scheduler_svc.stop import FinishReason, Stop
-from scheduler_svc.suspicion import final
-
-FIRST_BACKOFF_S = 0.1
-MAX_BACKOFF_S = 2.0
-# Enough for any wait; two to the power of thousands is no float.
-_MAX_DOUBLINGS = 16
-SUSPECTED = Stop(FinishReason.ERROR, error_reason="REQUEST_SUSPECTED")
-SUSPECTED_MESSAGE = "workers failed again and again on this request"
+from scheduler_svc.stillness import Stillness, wait_drained
+from scheduler_svc.stop import Stop
+from scheduler_svc.worker_search import claim_worker
 
 log = get_logger("scheduler_svc.engine_core")
 
@@ -87,18 +69,15 @@ class EngineCore:
         self._grammars = grammars or GrammarCompiler(config.structured_outputs, ())
         self._clock = clock
         self._sleep = sleep
-        self._scheduler: Scheduler | None = None
-        self._sinks: dict[int, OutputSink] = {}
-        self._client_ids = count(1)
-        self._idle = asyncio.Event()
-        self._drain_ends_s: float | None = None
-        self._quiet = QuietWaiter()
-        self.liveness = LivenessGuard()
-        self.kv_events = _make_kv_events(config)
-        observed = config.observability
-        self.block_lives = (
-            BlockLives(observed.kv_cache_metrics_sample) if observed.kv_cache_metrics else None
+        self._clients = EngineClients()
+        self._intake = RequestIntake(
+            config.structured_outputs, self._grammars, self._clients, self._changed
         )
+        self._stillness = Stillness()
+        self._drain_ends_s: float | None = None
+        self.liveness = LivenessGuard()
+        self.kv_events = make_kv_events(config)
+        self.block_lives = make_block_lives(config)
         """Of a sample of KV blocks, where it is asked for."""
         self._steps = StepPipeline(
             self,
@@ -111,15 +90,11 @@ class EngineCore:
             sleep=sleep,
         )
         self.sleep = EngineSleep(self, executor)
-        self._settled = asyncio.Event()
         executor.on_lost = self._steps.wake
-
-    # For clients.
 
     def attach(self, sink: OutputSink) -> int:
         """Add a client; returns the id that its requests carry."""
-        client_id = next(self._client_ids)
-        self._sinks[client_id] = sink
+        client_id = self._clients.add(sink)
         sink.set_recovering(self.state is EngineState.RECOVERING)
         if self._drain_ends_s is not None:
             sink.set_draining(max(0.0, self._drain_ends_s - self._clock()))
@@ -127,10 +102,9 @@ class EngineCore:
 
     def detach(self, client_id: int, request_ids: Iterable[str]) -> None:
         """Remove a client and abort its requests without telling it. Idempotent."""
-        self._sinks.pop(client_id, None)
-        if self._scheduler is not None:
-            self._end_requests(self._scheduler, request_ids)
-            self._changed()
+        self._clients.remove(client_id)
+        self._intake.end(request_ids)
+        self._changed()
 
     def add_request(self, request: EngineCoreRequest) -> bool:
         """Queue a request.
@@ -143,29 +117,15 @@ class EngineCore:
             PagewireError: It is refused.
         """
         if self._drain_ends_s is not None:
-            raise ServiceUnavailableError("the engine is going away", reason="DRAINING")
-        form = request.sampling_params.structured_outputs
-        if form is not None:
-            check_grammar_size(form, self.config.structured_outputs.max_grammar_bytes)
-        self._require_scheduler().add_request(request, self._clock())
-        self._idle.clear()
+            raise going_away()
+        is_taken = self._intake.add(request, self._clock())
         self._steps.wake()
-        if form is not None:
-            self._grammars.start(
-                request.request_id,
-                form,
-                request.output_token_ids,
-                partial(self._on_grammar, request),
-                partial(self.fail_grammar, request.request_id),
-                is_resumed=request.is_resumed,
-            )
-        return form is None
+        return is_taken
 
     def finish_requests(self, request_ids: Iterable[str], stop: Stop = ABORTED) -> None:
         """End requests and tell their clients; unknown ids are passed over."""
-        if self._scheduler is not None:
-            self._put_finished(self._end_requests(self._scheduler, request_ids, stop))
-            self._changed()
+        self._intake.end_and_tell(request_ids, stop)
+        self._changed()
 
     def require_info(self) -> EngineInfo:
         """What the engine serves.
@@ -179,7 +139,11 @@ class EngineCore:
 
     @property
     def pause_state(self) -> PauseState:
-        return PauseState.UNPAUSED if self._scheduler is None else self._scheduler.pause_state
+        return (
+            PauseState.UNPAUSED
+            if self._intake.scheduler is None
+            else self._intake.scheduler.pause_state
+        )
 
     def worker_pulses(self) -> Sequence[WorkerPulse]:
         """What the workers' heartbeats told last."""
@@ -187,11 +151,16 @@ class EngineCore:
 
     def make_stats(self) -> SchedulerStats | None:
         """The scheduler's figures; None before the first worker is ready."""
-        return None if self._scheduler is None else self._scheduler.make_stats()
+        scheduler = self._intake.scheduler
+        return None if scheduler is None else scheduler.make_stats()
 
     def cached_hashes(self) -> list[bytes]:
         """The hashes that a follower of all KV events so far knows, in no order."""
-        return [] if self._scheduler is None else self._scheduler.kv_cache.cached_hashes()
+        return (
+            []
+            if self._intake.scheduler is None
+            else self._intake.scheduler.kv_cache.cached_hashes()
+        )
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         """Forget cached prefixes.
@@ -199,7 +168,7 @@ class EngineCore:
         Returns:
             False, and nothing is done, while requests hold blocks.
         """
-        scheduler = self._require_scheduler()
+        scheduler = self._intake.require_scheduler()
         reset = scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
         self._changed()
         return reset
@@ -209,18 +178,18 @@ class EngineCore:
 
         A caller that stops waiting leaves the pause on.
         """
-        scheduler = self._require_scheduler()
+        scheduler = self._intake.require_scheduler()
         log.info("paused", mode=mode.value)
         scheduler.pause_state = mode.state
         if mode is PauseMode.ABORT:
-            self._put_finished(self._end_requests(scheduler, None))
+            self._intake.end_and_tell(None)
         self._changed()
-        await self._quiet.wait()
+        await self._stillness.wait_quiet()
 
     async def wait_settled(self) -> None:
         """Wait until, in a pause, no step is under way and the worker has heard of every end."""
         self._changed()
-        await self._settled.wait()
+        await self._stillness.wait_settled()
 
     def resume(self) -> None:
         """End a pause; without one, nothing happens.
@@ -229,7 +198,7 @@ class EngineCore:
             PagewireError: The engine is starting, or sleeps.
         """
         self.sleep.check_awake()
-        self._require_scheduler().pause_state = PauseState.UNPAUSED
+        self._intake.require_scheduler().pause_state = PauseState.UNPAUSED
         log.info("resumed")
         self._changed()
 
@@ -240,22 +209,13 @@ class EngineCore:
         stream: a gateway takes it elsewhere.
         """
         self._drain_ends_s = self._clock() + timeout_s
-        for sink in list(self._sinks.values()):
-            sink.set_draining(timeout_s)
-        if self._scheduler is not None and self._scheduler.has_requests:
-            log.info("draining", num_requests=self._scheduler.num_requests, timeout_s=timeout_s)
-            self._idle.clear()
-            is_paused = self._scheduler.pause_state is not PauseState.UNPAUSED
-            try:
-                async with asyncio.timeout(timeout_s):
-                    # A pause keeps requests from finishing here.
-                    await (self._quiet.wait() if is_paused else self._idle.wait())
-            except TimeoutError:
-                log.warning("drain_timed_out", num_requests=self._scheduler.num_requests)
-        for sink in list(self._sinks.values()):
-            sink.end(ServiceUnavailableError("the engine is going away", reason="DRAINING"))
-        if self._scheduler is not None:
-            self._end_requests(self._scheduler, None)
+        self._clients.set_draining(timeout_s)
+        scheduler = self._intake.scheduler
+        if scheduler is not None and scheduler.has_requests:
+            self.note_idle()
+            await wait_drained(scheduler, self._stillness, timeout_s)
+        self._clients.end(going_away)
+        self._intake.end(None)
 
     # The loop.
 
@@ -266,66 +226,33 @@ class EngineCore:
             PagewireError: The first worker refused the configuration, or it does not fit.
         """
         while True:
-            await self._claim_worker()
+            await claim_worker(
+                self._try_claim,
+                num_failed_steps=self._steps.num_failed_steps,
+                is_first=self.state is EngineState.STARTING,
+                sleep=self._sleep,
+            )
+            self._set_state(EngineState.READY)
             try:
-                await self._steps.run(self._require_scheduler())
+                await self._steps.run(self._intake.require_scheduler())
             except WorkerLostError as error:
                 self._on_worker_lost(str(error))
 
-    async def _claim_worker(self) -> None:
-        backoff_s, last_reason = FIRST_BACKOFF_S, ""
-        if self._steps.num_failed_steps > 0:
-            # The worker came back and was lost again before it did anything.
-            num_doublings = min(self._steps.num_failed_steps, _MAX_DOUBLINGS)
-            await self._sleep(min(FIRST_BACKOFF_S * 2**num_doublings, MAX_BACKOFF_S))
-        while True:
-            try:
-                facts = await self._executor.initialize()
-                await self._executor.allocate_kv_cache(self._settle(facts))
-                await self.sleep.reapply()
-                break
-            except WorkerUnavailableError as error:
-                reason = str(error)
-            except PagewireError as error:
-                if self.state is EngineState.STARTING:
-                    raise
-                # It was fine with this configuration before, so it may be again.
-                reason = error.message
-            if reason != last_reason:
-                log.warning("no_worker", reason=reason)
-                last_reason = reason
-            await self._sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
-        self._set_state(EngineState.READY)
+    async def _try_claim(self) -> None:
+        facts = await self._executor.initialize()
+        await self._executor.allocate_kv_cache(self._settle(facts))
+        await self.sleep.reapply()
 
     def _settle(self, facts: WorkerFacts) -> KvCachePlan:
         """Size the engine by its first worker; hold every later one to that."""
-        fingerprint = engine_fingerprint(facts)
-        if self.info is None:
-            plan = plan_kv_cache(self.config, facts)
-            self.info = EngineInfo(facts, plan, fingerprint)
-            self._scheduler = Scheduler(
-                make_limits(self.config, facts, plan),
-                self.kv_events,
-                make_drafter(self.config.speculative),
-                self.block_lives,
-            )
-            fingerprint_of_tokens = facts.model_info.tokenizer_fingerprint
-            self._grammars.open(
-                GrammarModel(facts.vocab_size, facts.eos_token_ids, fingerprint_of_tokens)
-            )
-            log.info(
-                "kv_cache_sized",
-                num_blocks=plan.num_blocks,
-                block_size=plan.block_size,
-                max_model_len=plan.max_model_len,
-                engine_fingerprint=fingerprint,
-            )
-        elif fingerprint != self.info.fingerprint:
-            raise WorkerUnavailableError(
-                "its tokens would be others than those of the engine's first worker: give it the"
-                " same checkpoint, and CPU kernels where that one has them"
-            )
+        if self.info is not None:
+            check_same_engine(self.info, facts)
+            return self.info.kv_cache
+        self.info, self._intake.scheduler = make_scheduler(
+            self.config, facts, self.kv_events, self.block_lives
+        )
+        fingerprint = facts.model_info.tokenizer_fingerprint
+        self._grammars.open(GrammarModel(facts.vocab_size, facts.eos_token_ids, fingerprint))
         return self.info.kv_cache
 
     # For the steps.
@@ -335,50 +262,22 @@ class EngineCore:
         return self.sleep.level == 0
 
     def put_outputs(self, outputs: Mapping[int, EngineCoreOutputs], timings: StepTimings) -> None:
-        self._count(outputs)
+        self.counters.count_step(outputs, self._intake.require_scheduler().num_prefilled_tokens)
         self.counters.steps += timings
-        for client_id, client_outputs in outputs.items():
-            sink = self._sinks.get(client_id)
-            if sink is not None:
-                sink.put_outputs(client_outputs, timings)
+        self._clients.put_outputs(outputs, timings)
 
     def suspect(self, counts: Mapping[str, int]) -> None:
-        for sink in list(self._sinks.values()):
-            sink.put_suspicions(counts)
-        if request_ids := final(counts):
-            log.error("requests_suspected", request_ids=request_ids)
-            ended = self._end_requests(
-                self._require_scheduler(), request_ids, SUSPECTED, SUSPECTED_MESSAGE
-            )
-            self._put_finished(ended)
+        self._intake.suspect(counts)
         self.note_idle()
 
     def fail_grammar(self, request_id: str, error: GrammarError) -> None:
-        log.info("grammar_failed", request_id=request_id, reason=error.reason)
-        stop = Stop(FinishReason.ERROR, error_reason=error.reason)
-        scheduler = self._require_scheduler()
-        self._put_finished(self._end_requests(scheduler, [request_id], stop, error.message))
-        self._changed()
+        self._intake.fail_grammar(request_id, error)
 
     def note_idle(self) -> None:
-        scheduler = self._require_scheduler()
-        num_in_flight = self._steps.num_in_flight
-        if not scheduler.has_requests:
-            self._idle.set()
-        if num_in_flight or scheduler.has_work:
-            self._settled.clear()
-        else:
-            self._settled.set()
-        self._quiet.note(
-            scheduler.pause_state,
-            num_running=scheduler.num_running,
-            num_steps_in_flight=num_in_flight,
-        )
-
-    # Moves.
+        self._stillness.note(self._intake.require_scheduler(), self._steps.num_in_flight)
 
     def _on_worker_lost(self, reason: str) -> None:
-        scheduler = self._require_scheduler()
+        scheduler = self._intake.require_scheduler()
         self.counters.num_workers_lost += 1
         log.warning("worker_lost", reason=reason, num_running=scheduler.num_running)
         self._steps.clear()
@@ -391,58 +290,10 @@ class EngineCore:
             return
         self.state = state
         log.info("engine_state", state=state.value)
-        for sink in list(self._sinks.values()):
-            sink.set_recovering(state is EngineState.RECOVERING)
+        self._clients.set_recovering(state is EngineState.RECOVERING)
         self.on_state(state)
 
-    def _on_grammar(self, request: EngineCoreRequest, grammar: Grammar) -> None:
-        self._require_scheduler().set_grammar(request.request_id, grammar)
-        sink = self._sinks.get(request.client_id)
-        if sink is not None:
-            sink.put_admitted(request.request_id)
-        self._changed()
-
-    def _end_requests(
-        self,
-        scheduler: Scheduler,
-        request_ids: Iterable[str] | None,
-        stop: Stop = ABORTED,
-        message: str = "",
-    ) -> dict[int, list[FinishedRequest]]:
-        """End requests from outside, those whose grammar is still made included."""
-        ended = scheduler.finish_requests(request_ids, stop, message)
-        for finished in ended.values():
-            for end in finished:
-                self._grammars.cancel(end.request_id)
-        return ended
-
-    def _put_finished(self, ended: dict[int, list[FinishedRequest]]) -> None:
-        for client_id, finished in ended.items():
-            sink = self._sinks.get(client_id)
-            if sink is not None:
-                sink.put_finished(finished)
-
     def _changed(self) -> None:
-        if self._scheduler is not None:
+        if self._intake.scheduler is not None:
             self.note_idle()
         self._steps.wake()
-
-    def _count(self, outputs: Mapping[int, EngineCoreOutputs]) -> None:
-        counters = self.counters
-        counters.num_steps += 1
-        num_new = sum(sum(map(len, client.new_token_ids)) for client in outputs.values())
-        counters.generation_tokens += num_new
-        num_before = counters.prompt_tokens
-        counters.prompt_tokens = self._require_scheduler().num_prefilled_tokens
-        if num_new:
-            counters.iteration_tokens.observe(counters.prompt_tokens - num_before + num_new)
-
-    def _require_scheduler(self) -> Scheduler:
-        if self._scheduler is None:
-            raise ServiceUnavailableError("the engine is starting", reason="STARTING")
-        return self._scheduler
-
-
-def _make_kv_events(config: EngineConfig) -> KvEventLog | None:
-    num_batches = config.observability.kv_events_buffer
-    return KvEventLog(num_batches) if num_batches and config.cache.enable_prefix_caching else None

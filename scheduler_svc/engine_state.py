@@ -10,7 +10,8 @@ from typing import Protocol
 from pagewire.kit.errors import PagewireError
 from pagewire.kit.histogram import Histogram
 from pagewire.metric_buckets import ITERATION_TOKENS
-from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
+from scheduler_svc.client_output import EngineCoreOutputs, FinishedRequest
+from scheduler_svc.step_figures import StepTimings
 
 
 class EngineState(Enum):
@@ -65,3 +66,19 @@ class EngineCounters:
     """How long workers had no step queued though there was work for one."""
     steps: StepTimings = field(default_factory=StepTimings)
     """Sums over all steps."""
+
+    def count_step(
+        self, outputs: Mapping[int, EngineCoreOutputs], num_prefilled_tokens: int
+    ) -> None:
+        """Count a step.
+
+        Args:
+            outputs: What it gave, by client.
+            num_prefilled_tokens: The scheduler's count after it.
+        """
+        self.num_steps += 1
+        num_new = sum(sum(map(len, client.new_token_ids)) for client in outputs.values())
+        self.generation_tokens += num_new
+        num_before, self.prompt_tokens = self.prompt_tokens, num_prefilled_tokens
+        if num_new:
+            self.iteration_tokens.observe(self.prompt_tokens - num_before + num_new)

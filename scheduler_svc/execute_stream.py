@@ -34,11 +34,11 @@ class _StreamBrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _SentStep:
-    """A step that was sent; `answer` fails when the stream is lost."""
+    """A step that was sent; `answer` is None once the stream is lost."""
 
     message: worker_pb2.SchedulerOutput
     output: SchedulerOutput
-    answer: asyncio.Future[worker_pb2.ExecuteResponse]
+    answer: asyncio.Future[worker_pb2.ExecuteResponse | None]
 
 
 class ExecuteStream:
@@ -137,6 +137,8 @@ class ExecuteStream:
         except TimeoutError as error:
             self._lose(f"a step took more than {EXECUTE_TIMEOUT_S:.0f} s")
             raise WorkerLostError(self.lost_reason) from error
+        if frame is None:
+            raise WorkerLostError(self.lost_reason)
         self._sent.popleft()
         return self._decode(frame, sent)
 
@@ -235,6 +237,6 @@ class ExecuteStream:
         self.lost_reason = reason
         for sent in self._sent:
             if not sent.answer.done():
-                sent.answer.set_exception(WorkerLostError(reason))
-                sent.answer.exception()  # seen, also if nobody comes to receive it
+                # Not as an exception, whose traceback would lead back here.
+                sent.answer.set_result(None)
         self._on_lost()

@@ -80,3 +80,33 @@ def max_held_blocks(
 ) -> int:
     """Most blocks of all groups together that a sequence of `num_tokens` holds at a time."""
     return sum(group.max_held_blocks(num_tokens, block_size, max_step_tokens) for group in groups)
+
+
+def num_blocks_to_fit(
+    groups: Sequence[KvCacheGroupSpec],
+    num_hit_blocks: int,
+    num_new_blocks: int,
+    num_tokens: int,
+    block_size: int,
+    max_step_tokens: int,
+) -> int:
+    """Blocks that a sequence needs beside its hit, now or until it has `num_tokens`.
+
+    Args:
+        groups: Each gets as many new blocks as the others.
+        num_hit_blocks: Full blocks in front that are there already.
+        num_new_blocks: To be taken now, of each group.
+        num_tokens: The sequence's length in the end, at least that of these blocks.
+        block_size: In tokens.
+        max_step_tokens: Most tokens between what is surely computed and the end of a step.
+    """
+    num_after_hit = -(-num_tokens // block_size) - num_hit_blocks
+    num_to_fit = 0
+    for group in groups:
+        if not group.sliding_window:
+            num_to_fit += num_after_hit
+            continue
+        most = group.max_held_blocks(num_tokens, block_size, max_step_tokens)
+        most_new = most - group.num_hit_blocks(num_hit_blocks, block_size)
+        num_to_fit += max(num_new_blocks, min(most_new, num_after_hit))
+    return num_to_fit

@@ -9,35 +9,15 @@ freeing over all groups together; `block_pool` carries them out, `prefix_hit` se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from scheduler_svc.block_lives import BlockLives
-from scheduler_svc.block_pool import BlockPool, KvEventSink
-from scheduler_svc.block_tables import BlockTables, check_tables
-from scheduler_svc.kv_cache_groups import ONE_FULL_GROUP, KvCacheGroups
+from scheduler_svc.block_pool import BlockPool
+from scheduler_svc.block_tables import BlockTables, check_tables, tables_of_hit
+from scheduler_svc.kv_cache_groups import ONE_FULL_GROUP, KvCacheGroups, num_blocks_to_fit
+from scheduler_svc.kv_event_sink import KvEventSink, tell_stored
+from scheduler_svc.prefix_cache_stats import PrefixCacheStats
 from scheduler_svc.prefix_hit import NO_HIT, PrefixHit, find_prefix_hit
 from scheduler_svc.request import Request
-
-
-@dataclass(slots=True)
-class PrefixCacheStats:
-    """Tokens looked up and found, at admissions only; grows forever.
-
-    Lookups of preempted requests are apart: they find what the request itself wrote.
-    """
-
-    num_queries: int = 0
-    num_hits: int = 0
-    num_preempted_queries: int = 0
-    num_preempted_hits: int = 0
-
-    def record(self, *, num_queries: int, num_hits: int, was_preempted: bool) -> None:
-        if was_preempted:
-            self.num_preempted_queries += num_queries
-            self.num_preempted_hits += num_hits
-        else:
-            self.num_queries += num_queries
-            self.num_hits += num_hits
 
 
 class KVCacheManager:
@@ -182,11 +162,18 @@ class KVCacheManager:
         Returns:
             The whole tables' block ids, or None, with nothing changed, if too few are free.
         """
-        tables = self._tables_of_hit(hit)
+        tables = tables_of_hit(hit, self._groups, self.block_size)
         end = hit.num_tokens + num_new_tokens
         num_hit_blocks = tables.num_cached_blocks
         num_new_blocks = -(-end // self.block_size) - num_hit_blocks
-        num_to_fit = self._num_to_fit(num_hit_blocks, num_new_blocks, max(end, num_reserved_tokens))
+        num_to_fit = num_blocks_to_fit(
+            self._groups,
+            num_hit_blocks,
+            num_new_blocks,
+            max(end, num_reserved_tokens),
+            self.block_size,
+            self._max_step_tokens,
+        )
         hit_blocks = tables.held_blocks()
         # A hit that nobody holds leaves the free queue too.
         num_free_hits = sum(block.ref_cnt == 0 for block in hit_blocks)
@@ -271,24 +258,6 @@ class KVCacheManager:
         self._pool.check_integrity()
         check_tables(self._tables.values(), self._pool, self._groups, self.block_size)
 
-    def _tables_of_hit(self, hit: PrefixHit) -> BlockTables:
-        blocks = [list(of_group) for of_group in hit.blocks] or [[] for _ in self._groups]
-        tables = BlockTables(blocks, [0] * len(blocks), hit.num_tokens // self.block_size)
-        for group_id, group in self._sliding:
-            num_skipped = group.num_skipped_blocks(hit.num_tokens, self.block_size)
-            tables.num_skipped[group_id] = num_skipped
-        return tables
-
-    def _num_to_fit(self, num_hit_blocks: int, num_new_blocks: int, num_tokens: int) -> int:
-        """Blocks that a request needs beside its hit, now or until it has this many tokens."""
-        num_after_hit = -(-num_tokens // self.block_size) - num_hit_blocks
-        num_to_fit = num_after_hit * (len(self._groups) - len(self._sliding))
-        for _, group in self._sliding:
-            most = group.max_held_blocks(num_tokens, self.block_size, self._max_step_tokens)
-            most_new = most - group.num_hit_blocks(num_hit_blocks, self.block_size)
-            num_to_fit += max(num_new_blocks, min(most_new, num_after_hit))
-        return num_to_fit
-
     def _free_out_of_window(self, request: Request, tables: BlockTables) -> None:
         """Put the null block where no token that is still to be computed looks.
 
@@ -320,17 +289,11 @@ class KVCacheManager:
                 blocks, request.block_hashes, start, num_full_blocks, group_id
             )
             if first_of_hash and self._events is not None and group_id == self._event_group_id:
-                self._emit_stored(self._events, request, first_of_hash)
+                tell_stored(
+                    self._events,
+                    request.block_hashes,
+                    request.all_token_ids,
+                    first_of_hash,
+                    self.block_size,
+                )
         tables.num_cached_blocks = num_full_blocks
-
-    def _emit_stored(self, events: KvEventSink, request: Request, indices: Sequence[int]) -> None:
-        """Tell of blocks that became findable, a run of neighbours at a time."""
-        hashes, size = request.block_hashes, self.block_size
-        start = end = indices[0]
-        for index in (*indices, -1):
-            if index != end:
-                parent = hashes[start - 1] if start else None
-                token_ids = request.all_token_ids[start * size : end * size]
-                events.blocks_stored(parent, hashes[start:end], token_ids)
-                start = index
-            end = index + 1

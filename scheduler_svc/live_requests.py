@@ -12,11 +12,11 @@ from math import inf
 
 from pagewire.kit.errors import AlreadyExistsError
 from scheduler_svc.admission import check_queue, check_request
+from scheduler_svc.client_output import FinishedRequest
 from scheduler_svc.grammar import Grammar
 from scheduler_svc.integrity import check_requests
 from scheduler_svc.kv_cache_manager import KVCacheManager
 from scheduler_svc.limits import SchedulerLimits
-from scheduler_svc.output import FinishedRequest
 from scheduler_svc.prefix_hit import PrefixHit
 from scheduler_svc.request import FINISHED_STATUS, EngineCoreRequest, Request, RequestStatus
 from scheduler_svc.request_queue import create_request_queue

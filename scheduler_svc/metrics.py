@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from pagewire.engine_metrics import EngineReport, engine_metrics
-from scheduler_svc import convert
+from scheduler_svc.convert.load import load_message
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.kv_sizing import describe_kv_cache
 
@@ -31,7 +31,7 @@ class EngineCollector(Collector):
         core = self._core
         name = core.config.served_model_names[0]
         yield from engine_metrics(
-            [EngineReport(name, ENGINE, convert.load(core), self._cache_config())]
+            [EngineReport(name, ENGINE, load_message(core), self._cache_config())]
         )
 
     def _cache_config(self) -> Mapping[str, str]:

@@ -23,7 +23,7 @@ from pagewire.v1 import scheduler_pb2_grpc
 from scheduler_svc.config import SchedulerServiceConfig
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_state import EngineState
-from scheduler_svc.engine_stream import SchedulerIdentity
+from scheduler_svc.engine_streams import SchedulerIdentity
 from scheduler_svc.executor import Executor
 from scheduler_svc.grammar_compiler import GrammarCompiler
 from scheduler_svc.metrics import EngineCollector

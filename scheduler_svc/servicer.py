@@ -23,10 +23,17 @@ from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S
 from pagewire.kit.pulse import ProcessFigures, no_figures
 from pagewire.kit.spans import NO_SPANS, Spans
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from scheduler_svc import convert
+from scheduler_svc.convert.kv_events import (
+    heartbeat_of_kv_events,
+    kv_event_batch,
+    kv_snapshot,
+)
+from scheduler_svc.convert.load import engine_info, load_message
+from scheduler_svc.convert.outputs import generate_response
+from scheduler_svc.convert.requests import core_request_of_generate, pause_mode, sleep_mode
 from scheduler_svc.direct_client import DirectClient
 from scheduler_svc.engine_core import EngineCore
-from scheduler_svc.engine_stream import EngineStreams, SchedulerIdentity
+from scheduler_svc.engine_streams import EngineStreams, SchedulerIdentity
 from scheduler_svc.kv_sizing import describe_kv_cache
 
 DEFAULT_LOAD_INTERVAL_S = 1.0
@@ -61,7 +68,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetEngineInfoRequest, context: Context
     ) -> scheduler_pb2.GetEngineInfoResponse:
         config, info = self._core.config, self._core.require_info()
-        return convert.engine_info(
+        return engine_info(
             info,
             self._identity.scheduler_id,
             self._identity.epoch,
@@ -90,12 +97,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             request_id = request.request_id or request_context.new_request_id()
             client.add(
-                convert.core_request_of_generate(
+                core_request_of_generate(
                     request, request_id, client.client_id, arrival_time_s=time.time()
                 )
             )
             async for output in client.stream():
-                yield convert.generate_response(output)
+                yield generate_response(output)
         finally:
             client.close()
 
@@ -106,7 +113,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         sent: scheduler_pb2.WatchLoadResponse | None = None
         silent_s = 0.0
         while True:
-            load = convert.load(self._core)
+            load = load_message(self._core)
             # Also without a change now and then: a scheduler that is stuck must not look idle.
             if load != sent or silent_s >= HEARTBEAT_INTERVAL_S:
                 yield load
@@ -137,15 +144,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             # Tells the subscriber that nothing from now on will be missed.
             await context.send_initial_metadata(())
             if request.snapshot:
-                for part in convert.kv_snapshot(hashes, through):
+                for part in kv_snapshot(hashes, through):
                     yield part
                 del hashes
             heartbeats = count(1)
             async for batch in batches:
                 yield (
-                    convert.heartbeat_of_kv_events(next(heartbeats))
+                    heartbeat_of_kv_events(next(heartbeats))
                     if batch is None
-                    else convert.kv_event_batch(batch, block_size, hashes_only=request.hashes_only)
+                    else kv_event_batch(batch, block_size, hashes_only=request.hashes_only)
                 )
 
 
@@ -164,7 +171,7 @@ class EngineAdminServicer(scheduler_pb2_grpc.EngineAdminServiceServicer):
     async def Pause(
         self, request: scheduler_pb2.PauseRequest, context: Context
     ) -> scheduler_pb2.PauseResponse:
-        await self._core.pause(convert.pause_mode(request.mode))
+        await self._core.pause(pause_mode(request.mode))
         return scheduler_pb2.PauseResponse()
 
     async def Resume(
@@ -176,7 +183,7 @@ class EngineAdminServicer(scheduler_pb2_grpc.EngineAdminServiceServicer):
     async def Sleep(
         self, request: scheduler_pb2.SleepRequest, context: Context
     ) -> scheduler_pb2.SleepResponse:
-        await self._core.sleep.sleep(request.level, convert.sleep_mode(request.mode))
+        await self._core.sleep.sleep(request.level, sleep_mode(request.mode))
         return scheduler_pb2.SleepResponse()
 
     async def WakeUp(

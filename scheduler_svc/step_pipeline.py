@@ -17,18 +17,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagewire.kit.logs import get_logger
+from scheduler_svc.client_output import EngineCoreOutputs
 from scheduler_svc.engine_state import EngineCounters
 from scheduler_svc.executor import Executor, StepFailedError, WorkerLostError
 from scheduler_svc.grammar import GrammarError
 from scheduler_svc.grammar_compiler import GrammarCompiler
 from scheduler_svc.liveness import LivenessGuard
-from scheduler_svc.output import (
-    EngineCoreOutputs,
-    ModelRunnerOutput,
-    SchedulerOutput,
-    StepTimings,
-)
+from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.scheduler import Scheduler
+from scheduler_svc.step_figures import StepTimings
 
 MAX_STEPS_IN_FLIGHT = 2
 """With asynchronous scheduling: one runs, one is queued behind it. One more a further stage."""

@@ -1,22 +1,21 @@
 """One worker that a scheduler claims: its channel, its lease, its Execute stream.
 
-Knows how to find a worker, ask what it does, have it load its part of a model and open its stream.
-Which workers to claim, and how many, is `worker_client`'s and `worker_group`'s.
+Knows how to ask a worker what it does, have it load its part of a model and open its stream. Which
+workers to claim, and how many, is `worker_client`'s and `worker_group`'s; `worker_targets` finds
+their addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 
 from pagewire import wire
-from pagewire.engine_config import EngineConfig
 from pagewire.kit.channels import open_channel
-from pagewire.kit.dns import is_dns_target, resolve
 from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S
 from pagewire.kit.logs import get_logger
@@ -25,11 +24,10 @@ from pagewire.kit.tls import PeerTls
 from pagewire.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_svc.execute_stream import ExecuteStream
 from scheduler_svc.executor import KvCachePlan, WorkerPulse, WorkerUnavailableError
+from scheduler_svc.worker_seat import Claimant, Seat
 
 T = TypeVar("T")
 
-RESOLVE_TIMEOUT_S = 5.0
-"""For the addresses of one name; a slow one holds up the claim of other workers for so long."""
 CONNECT_TIMEOUT_S = 2.0
 STATUS_TIMEOUT_S = 5.0
 INITIALIZE_SILENCE_S = 300.0
@@ -50,28 +48,6 @@ _TRY_AGAIN_REASONS = ("LEASE_HELD", "LEASE_LOST", "PEER_FAILED")
 
 # The name that these lines have always had.
 log = get_logger("scheduler_svc.worker_client")
-
-
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """Who claims, and what the worker is to load."""
-
-    config: EngineConfig
-    scheduler_id: str
-    epoch: int
-    tls: PeerTls | None = None
-    """None: workers are reached in plain text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """The worker's place in the replica."""
-
-    rank: int = 0
-    world_size: int = 1
-    group_generation: int = 0
-    rendezvous: str = ""
-    """Where ranks meet; empty for rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +231,8 @@ class WorkerClaim:
             return await working
         finally:
             await cancel_and_wait(*(task for task in (working, watching) if not task.done()))
+            # What is raised leads back to this frame, which must not lead to it.
+            del working, watching
 
     async def _watch(self) -> NoReturn:
         while True:
@@ -289,36 +267,6 @@ class WorkerClaim:
         if result is None:
             raise WorkerUnavailableError("it ended Initialize without a result")
         return result
-
-
-async def resolve_workers(targets: Sequence[str]) -> list[str]:
-    """One address a worker: a DNS name stands for all addresses behind it.
-
-    A claim is several calls to the same process, so a channel must not choose among addresses.
-    Names are asked at the same time, each for `RESOLVE_TIMEOUT_S`.
-
-    Raises:
-        WorkerUnavailableError: Names can't be resolved now, and there is no other address.
-    """
-    found = await asyncio.gather(*map(_resolve_worker, targets))
-    addresses = dict.fromkeys(address for answer in found for address in answer or ())
-    unknown = [target for target, answer in zip(targets, found, strict=True) if answer is None]
-    if unknown and not addresses:
-        raise WorkerUnavailableError(f"{', '.join(unknown)} can't be resolved")
-    return list(addresses)
-
-
-async def _resolve_worker(target: str) -> list[str] | None:
-    """Return the addresses of one target; None: it can't be resolved now."""
-    if not is_dns_target(target):
-        return [target]
-    try:
-        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            return await resolve(target)
-    except OSError as error:  # also of the time
-        reason = error.strerror or str(error) or "no answer in time"
-        log.info("name_not_resolved", name=target, reason=reason)
-        return None
 
 
 def unavailable_or_fatal(error: grpc.aio.AioRpcError) -> Exception:

@@ -20,8 +20,10 @@ from scheduler_svc.executor import (
     WorkerUnavailableError,
 )
 from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
-from scheduler_svc.worker_claim import Claimant, Seat, WorkerClaim, resolve_workers
+from scheduler_svc.worker_claim import WorkerClaim
 from scheduler_svc.worker_messages import decode_facts
+from scheduler_svc.worker_seat import Claimant, Seat
+from scheduler_svc.worker_targets import resolve_workers
 
 
 class GrpcExecutor(Executor):

@@ -12,13 +12,8 @@ from pagewire import wire
 from pagewire.v1 import common_pb2, worker_pb2
 from scheduler_svc.executor import WorkerFacts
 from scheduler_svc.kv_cache_groups import KvCacheGroups, KvCacheGroupSpec
-from scheduler_svc.output import (
-    LogprobRows,
-    ModelRunnerOutput,
-    NewRequestData,
-    RowError,
-    SchedulerOutput,
-)
+from scheduler_svc.logprob_rows import LogprobRows
+from scheduler_svc.output import ModelRunnerOutput, NewRequestData, RowError, SchedulerOutput
 
 
 class StepEncoder:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from pagewire.kit.errors import InvalidRequestError, QueueFullError
 from pagewire.sampling_params import SamplingParams
+from scheduler_svc.client_output import EngineCoreOutputs
 from scheduler_svc.limits import SchedulerLimits
-from scheduler_svc.output import EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.simulate.measures import Measures, Point, Series

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scheduler_svc.client_output import FinishedRequest
 from scheduler_svc.direct_client import DirectClient, DirectOutput
-from scheduler_svc.output import FinishedRequest, LogprobRows
+from scheduler_svc.logprob_rows import LogprobRows
 from scheduler_svc.request import EngineCoreRequest
 from scheduler_svc.stop import FinishReason, Stop
 from scheduler_svc.vllm_engine.stop_strings import StopStringMatcher

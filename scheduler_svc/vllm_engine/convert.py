@@ -16,7 +16,8 @@ from pagewire.v1 import common_pb2 as pagewire_pb2
 from scheduler_svc.direct_client import DirectOutput
 from scheduler_svc.engine_info import EngineInfo
 from scheduler_svc.kv_events import KvEventBatch
-from scheduler_svc.output import LogprobRows, SchedulerStats
+from scheduler_svc.logprob_rows import LogprobRows
+from scheduler_svc.step_figures import SchedulerStats
 from scheduler_svc.vllm_engine.choice import Choice
 
 MIN_LOGPROB = -9999.0

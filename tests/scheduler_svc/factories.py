@@ -7,8 +7,9 @@ from itertools import count
 from typing import Any
 
 from pagewire.sampling_params import SamplingParams
+from scheduler_svc.client_output import EngineCoreOutputs
 from scheduler_svc.limits import SchedulerLimits
-from scheduler_svc.output import EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
 from scheduler_svc.request import EngineCoreRequest, Request
 from scheduler_svc.scheduler import Scheduler
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pagewire.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagewire.kit.errors import PagewireError
 from pagewire.v1 import common_pb2
+from scheduler_svc.client_output import EngineCoreOutputs, FinishedRequest
 from scheduler_svc.executor import (
     Executor,
     KvCachePlan,
@@ -17,13 +18,8 @@ from scheduler_svc.executor import (
     WorkerLostError,
     WorkerUnavailableError,
 )
-from scheduler_svc.output import (
-    EngineCoreOutputs,
-    FinishedRequest,
-    ModelRunnerOutput,
-    SchedulerOutput,
-    StepTimings,
-)
+from scheduler_svc.output import ModelRunnerOutput, SchedulerOutput
+from scheduler_svc.step_figures import StepTimings
 from tests.scheduler_svc.factories import EOS, VOCAB_SIZE
 from tests.scheduler_svc.sim_model import SimModel
 

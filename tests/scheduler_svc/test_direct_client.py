@@ -4,10 +4,11 @@ from contextlib import aclosing
 import pytest
 
 from pagewire.kit.errors import InternalError, InvalidRequestError, ServiceUnavailableError
+from scheduler_svc.client_output import EngineCoreOutputs, FinishedRequest
 from scheduler_svc.direct_client import DirectClient, DirectOutput
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_state import EngineState
-from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, StepTimings
+from scheduler_svc.step_figures import StepTimings
 from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.factories import make_core_request
 from tests.scheduler_svc.fakes import FakeExecutor, make_config

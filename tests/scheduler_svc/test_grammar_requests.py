@@ -4,8 +4,8 @@ import pytest
 
 from pagewire.kit.errors import InvalidRequestError, ServiceUnavailableError
 from pagewire.sampling_params import StructuredOutputs
+from scheduler_svc.client_output import FinishedRequest
 from scheduler_svc.drafter import NgramDrafter
-from scheduler_svc.output import FinishedRequest
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.speculation import MAX_DRAFT_MASK_BYTES
 from scheduler_svc.stop import FinishReason, Stop

@@ -1,6 +1,7 @@
 import pytest
 
-from scheduler_svc.kv_cache_manager import KVCacheManager, PrefixCacheStats
+from scheduler_svc.kv_cache_manager import KVCacheManager
+from scheduler_svc.prefix_cache_stats import PrefixCacheStats
 from scheduler_svc.prefix_hit import NO_HIT
 from tests.scheduler_svc.factories import make_request
 

@@ -4,7 +4,7 @@ from pagewire.engine_config import ObservabilityConfig
 from scheduler_svc.metrics import EngineCollector
 from scheduler_svc.pause import PauseMode
 from tests.scheduler_svc.fakes import make_config
-from tests.scheduler_svc.test_engine_core import Engine, running
+from tests.scheduler_svc.running_engine import Engine, running
 
 
 def figures_of(engine):

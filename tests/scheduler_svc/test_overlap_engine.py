@@ -10,8 +10,8 @@ from scheduler_svc.output import ModelRunnerOutput
 from scheduler_svc.stop import FinishReason
 from tests.scheduler_svc.factories import EOS, scheduled
 from tests.scheduler_svc.fakes import FakeExecutor, make_config
+from tests.scheduler_svc.running_engine import PROMPT, Engine, running
 from tests.scheduler_svc.sim_model import expected_output
-from tests.scheduler_svc.test_engine_core import PROMPT, Engine, running
 
 EOS_IDS = frozenset({EOS})
 

@@ -20,8 +20,8 @@ from tests.scheduler_svc.factories import (
     scheduled,
 )
 from tests.scheduler_svc.fakes import FakeClient, FakeExecutor, make_config
+from tests.scheduler_svc.running_engine import no_sleep
 from tests.scheduler_svc.sim_model import SimModel, expected_output
-from tests.scheduler_svc.test_engine_core import no_sleep
 
 
 def decoding(number, **limits):

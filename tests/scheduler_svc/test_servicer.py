@@ -183,7 +183,7 @@ def snapshot_call(stack, **fields):
 async def test_a_late_subscriber_gets_what_is_there_and_then_what_changes(
     stack, monkeypatch, hashes_a_message
 ):
-    monkeypatch.setattr("scheduler_svc.convert._HASHES_A_MESSAGE", hashes_a_message)
+    monkeypatch.setattr("scheduler_svc.convert.kv_events._HASHES_A_MESSAGE", hashes_a_message)
     await generate(stack, max_tokens=8)
     known, call = [], snapshot_call(stack, hashes_only=True)
     while True:

@@ -12,8 +12,8 @@ from pagewire.kit.errors import (
 from scheduler_svc.engine_state import EngineState
 from scheduler_svc.pause import PauseMode, PauseState
 from scheduler_svc.stop import FinishReason
+from tests.scheduler_svc.running_engine import PROMPT, running
 from tests.scheduler_svc.sim_model import expected_output
-from tests.scheduler_svc.test_engine_core import PROMPT, running
 
 NUM_TOKENS = 8
 

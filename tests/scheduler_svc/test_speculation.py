@@ -4,7 +4,8 @@ import pytest
 
 from pagewire.sampling_params import SamplingParams
 from scheduler_svc.drafter import NgramDrafter
-from scheduler_svc.output import LogprobRows, ModelRunnerOutput, RowError
+from scheduler_svc.logprob_rows import LogprobRows
+from scheduler_svc.output import ModelRunnerOutput, RowError
 from scheduler_svc.request import RequestStatus
 from scheduler_svc.scheduler import Scheduler
 from scheduler_svc.speculation import can_verify

@@ -3,13 +3,15 @@ import math
 
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import common_pb2
+from scheduler_svc.client_output import EngineCoreOutputs, FinishedRequest
 from scheduler_svc.direct_client import DirectClient
 from scheduler_svc.engine_core import EngineCore
 from scheduler_svc.engine_info import EngineInfo
 from scheduler_svc.executor import KvCachePlan
 from scheduler_svc.kv_events import BlocksStored, KvEventBatch
-from scheduler_svc.output import EngineCoreOutputs, FinishedRequest, LogprobRows, StepTimings
+from scheduler_svc.logprob_rows import LogprobRows
 from scheduler_svc.request import EngineCoreRequest
+from scheduler_svc.step_figures import StepTimings
 from scheduler_svc.stop import FinishReason
 from scheduler_svc.vllm_engine import convert
 from scheduler_svc.vllm_engine.choice import Choice
