@@ -20,12 +20,14 @@ from gateway.streams import Recovery, StreamLostError, run_until_one_ends
 from gateway.trace.step_ledger import NO_LEDGER, StepLedger
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError, from_rpc_error
+from pagewire.kit.healthcheck import wait_for_start
 from pagewire.kit.logs import get_logger
 from pagewire.kit.tls import PeerTls
 from pagewire.sampling_params import SamplingParams
 from pagewire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagewire.wire import sampling_params_from_proto
 
+_SCHEDULER_SERVICE = "pagewire.v1.SchedulerService"
 # Another gateway has ours, and only an operator can mend that.
 _ID_TAKEN = "GATEWAY_ID_TAKEN"
 
@@ -218,7 +220,9 @@ class EngineClient:
                     # A bug that one stream meets must not end the others, nor the process.
                     log.error("engine_stream_failed", target=self.target, exc_info=exc)
                     self._on_lost("internal error")
-            await self._recovery.backoff.wait()
+                # One that is still starting tells when it is done.
+                delay_s = self._recovery.backoff.next_s()
+                await wait_for_start(channel, _SCHEDULER_SERVICE, delay_s)
 
     async def _serve_once(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub) -> None:
         ledger = StepLedger() if self._settings.traces else NO_LEDGER

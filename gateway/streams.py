@@ -33,9 +33,13 @@ class Backoff:
     def reset(self) -> None:
         self._next_s = _FIRST_BACKOFF_S
 
-    async def wait(self) -> None:
+    def next_s(self) -> float:
+        """Return how long to wait this time; the next wait is twice as long, up to the bound."""
         delay_s, self._next_s = self._next_s, min(self._next_s * 2, _MAX_BACKOFF_S)
-        await asyncio.sleep(delay_s)
+        return delay_s
+
+    async def wait(self) -> None:
+        await asyncio.sleep(self.next_s())
 
 
 class Recovery:

@@ -174,7 +174,8 @@ class TokenizerClient:
                 # A bug that one stream meets must not end the process.
                 log.error("tokenizer_stream_failed", target=target, exc_info=exc)
                 self._on_lost(target, "internal error")
-            await self._detokenizer.recovery.backoff.wait()
+            # One that is still starting tells when it is done.
+            await targets.wait_for_start(target, self._detokenizer.recovery.backoff.next_s())
 
     async def _serve_once(self, target: str, stub: Stub) -> None:
         info = await stub.GetTokenizerInfo(

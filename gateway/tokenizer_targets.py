@@ -17,9 +17,12 @@ import grpc
 from gateway.routing.membership import Membership, Resolve, follow_members
 from pagewire.kit.channels import open_channel
 from pagewire.kit.dns import resolve
+from pagewire.kit.healthcheck import wait_for_start
 from pagewire.kit.tasks import TaskOwner
 from pagewire.kit.tls import PeerTls
 from pagewire.v1 import tokenizer_pb2_grpc
+
+_TOKENIZER_SERVICE = "pagewire.v1.TokenizerService"
 
 Stub: TypeAlias = "tokenizer_pb2_grpc.TokenizerServiceAsyncStub"
 
@@ -53,6 +56,13 @@ class TokenizerTargets:
             channel = self._channels[address] = open_channel(address, tls=self._tls)
             self._stubs[address] = tokenizer_pb2_grpc.TokenizerServiceStub(channel)
         return address, self._stubs[address]
+
+    async def wait_for_start(self, address: str, timeout_s: float) -> None:
+        """Wait until the tokenizer of an address that `next` gave begins to serve, or for a time.
+
+        See `pagewire.kit.healthcheck.wait_for_start`.
+        """
+        await wait_for_start(self._channels[address], _TOKENIZER_SERVICE, timeout_s)
 
     @property
     def addresses(self) -> Sequence[str]:

@@ -344,7 +344,7 @@ class _Reader:
     def _array(self, depth: int) -> Array:
         item_type, count = self._array_header(depth)
         if item_type == _STRING:
-            return [self.string() for _ in range(count)]
+            return self._strings(count)
         if item_type == _ARRAY:
             return [self._array(depth + 1) for _ in range(count)]
         return self._numbers(item_type, count)
@@ -357,8 +357,25 @@ class _Reader:
         self.check_count(count, least_bytes, "array items")
         return item_type, count
 
+    def _strings(self, count: int) -> list[str]:
+        # Hot, as the next one: a vocabulary and its merges are 100,000 strings and more.
+        view, position, end = self._view, self.position, len(self.data)
+        unpack, texts = _U64.unpack_from, list[str]()
+        try:
+            for _ in range(count):
+                start = position + 8
+                if start > end:
+                    raise self.error("truncated inside an array of strings")
+                position = start + unpack(view, start - 8)[0]
+                if position > end:
+                    raise self.error("truncated inside an array of strings")
+                texts.append(str(view[start:position], "utf-8"))
+        except UnicodeDecodeError:
+            raise self.error("a string that is not UTF-8") from None
+        self.position = position
+        return texts
+
     def _skip_strings(self, count: int) -> None:
-        # The one loop that is hot: a vocabulary and its merges are 100,000 strings and more.
         view, position, end = self._view, self.position, len(self.data)
         unpack = _U64.unpack_from
         for _ in range(count):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pagewire.kit import garbage
 from pagewire.kit.first_signals import end_on_sigterm
 
 
 def main() -> int:
     end_on_sigterm()
+    garbage.make_rare()
     from pagewire.kit.config import load_config
     from pagewire.kit.server import run
     from scheduler_svc.config import SchedulerServiceConfig

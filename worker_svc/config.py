@@ -29,6 +29,9 @@ class WorkerConfig:
     part of the memory for KV that is free, unless --kv-cache-memory-bytes says how much."""
     profiler_dir: Path | None = None
     """Folder for the traces of StartProfile, made if it is missing; none: profiles are refused."""
+    preload: bool = False
+    """Import PyTorch at once, which takes seconds, and not when a scheduler asks for a model; no
+    simulated device needs it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_timeout_s <= 3600:

@@ -66,14 +66,23 @@ def make_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> R
         # Ranks that wait for each other must not wait for each other's threads.
         num_threads = max(1, usable_cores() // groups.num_ranks_here)
         config = replace(config, device=replace(config.device, num_threads=num_threads))
-    num_threads = config.device.num_threads or usable_cores()
-    # Read by OpenMP when torch is imported; later changes go through torch itself.
-    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    _set_num_threads(config.device.num_threads or usable_cores())
     device = find_device(config.device.device)
     if device == "cpu":
         _check_no_cuda_settings(config)
     config = replace(config, device=replace(config.device, device=device))
     return make_model_runner(config, groups)
+
+
+def prepare_device() -> None:
+    """Import what a runner of a real device needs, before anybody asks for one: it takes seconds.
+
+    A runner made later is the same as without: what the configuration says of threads is set then.
+    """
+    _set_num_threads(usable_cores())
+    from worker_svc.torch_runtime import import_model_runner
+
+    import_model_runner()
 
 
 def describe_runner(config: EngineConfig, info: ModelInfo) -> RunnerDescription:
@@ -83,6 +92,11 @@ def describe_runner(config: EngineConfig, info: ModelInfo) -> RunnerDescription:
     if info.device == "cpu":
         return RunnerDescription("cpu", SAMPLER_VERSION, needs_memory=True)
     return RunnerDescription(info.device, DEVICE_SAMPLER_VERSION, needs_memory=False)
+
+
+def _set_num_threads(num_threads: int) -> None:
+    """Read by OpenMP when torch is imported; later changes go through torch itself."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
 
 
 def _check_no_cuda_settings(config: EngineConfig) -> None:

@@ -15,7 +15,7 @@ from pagewire.kit.spans import open_spans
 from pagewire.v1 import worker_pb2_grpc
 from worker_svc.config import WorkerConfig
 from worker_svc.metrics import WorkerCollector
-from worker_svc.runners import RunnerFactory, make_runner
+from worker_svc.runners import RunnerFactory, make_runner, prepare_device
 from worker_svc.servicer import WorkerAdminServicer, WorkerServicer
 from worker_svc.worker import Worker
 
@@ -63,6 +63,8 @@ class WorkerServer:
     async def start(self) -> None:
         """Serve; a blank worker is a worker that can be initialized."""
         self.worker.start()
+        if self._config.preload:
+            self.worker.prepare(prepare_device)
         await self.server.start()
         await self.server.set_serving(True)
 

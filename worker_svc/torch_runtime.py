@@ -6,6 +6,8 @@ and calls `make_model_runner` on its device thread.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,6 +32,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # The profiler tells standard error of each of its stages; higher than any level of it.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # torch reads the metadata of every installed package for plug-ins of devices, none of ours.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def find_device(name: Device) -> Literal["cpu", "cuda"]:
@@ -44,6 +48,14 @@ def find_device(name: Device) -> Literal["cpu", "cuda"]:
     from worker_svc.device import select_device
 
     return "cpu" if select_device(name).type == "cpu" else "cuda"
+
+
+def import_model_runner() -> None:
+    """Import torch and what a model runner needs; idempotent."""
+    prepare_environment()
+    importlib.import_module("worker_svc.model_runner")
+    # All that stays, and a collection in the middle of steps would walk through it.
+    gc.freeze()
 
 
 def make_model_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> Runner:

@@ -103,6 +103,10 @@ class Worker:
     def start(self) -> None:
         self.device.start()
 
+    def prepare(self, prepare_device: Callable[[], object]) -> None:
+        """Run this on the device thread, before the work of any call."""
+        self._tasks.spawn(self._prepare(prepare_device), name="prepare-device")
+
     async def initialize(
         self, call: InitializeCall
     ) -> AsyncGenerator[LoadProgress | RendezvousOpened | InitializeResult, None]:
@@ -307,6 +311,13 @@ class Worker:
         if not await self.device.close(timeout_s):
             log.warning("device_still_busy", waited_s=timeout_s)
         await self._tasks.close()
+
+    async def _prepare(self, prepare_device: Callable[[], object]) -> None:
+        try:
+            await self.device.run(prepare_device)
+        except Exception as error:
+            # Whoever asks for a model meets it again, and is told.
+            log.info("device_not_prepared", exc_info=error)
 
     def _state(self) -> WorkerState:
         if self._load is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagewire import __version__
+from pagewire.kit import garbage
 from pagewire.kit.first_signals import end_on_sigterm
 
 EXIT_INTERRUPTED = 130
@@ -53,6 +54,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit code."""
     end_on_sigterm()
+    garbage.make_rare()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):

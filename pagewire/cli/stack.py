@@ -104,6 +104,8 @@ def _own_flags(
     return [
         f"--replicas-on-machine={config.stack.data_parallel_size}",
         *([f"--profiler-dir={profiler_dir}"] if profiler_dir is not None else []),
+        # While the other services start; a simulated device needs none of it.
+        *(["--preload"] if config.engine.device.device != "sim" else []),
     ]
 
 

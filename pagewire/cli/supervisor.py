@@ -87,8 +87,11 @@ class Supervisor:
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
-        """Start all children at the same time."""
-        for spec in self._specs:
+        """Start all children at the same time, those first that others wait for.
+
+        They are ended in the other direction.
+        """
+        for spec in reversed(self._specs):
             task = self._tasks.spawn(self._supervise(spec), name=f"supervise {spec.name}")
             self._supervising[spec.name] = task
 

@@ -61,6 +61,7 @@ def open_channel(
             report this name as SERVING.
         options: More channel arguments; they win over the kit's.
     """
+    is_local = target.startswith(("unix:", "unix-abstract:"))
     merged: dict[str, int | str] = {
         "grpc.keepalive_time_ms": 30_000,
         "grpc.keepalive_timeout_ms": 10_000,
@@ -73,14 +74,15 @@ def open_channel(
         # The core backs off up to two minutes by default; a restarted peer is wanted back at once.
         "grpc.initial_reconnect_backoff_ms": 100,
         "grpc.min_reconnect_backoff_ms": 5000,  # in truth: time that an attempt to connect gets
-        "grpc.max_reconnect_backoff_ms": 2000,
+        # A socket of this machine costs nothing to try; its owner is often just starting.
+        "grpc.max_reconnect_backoff_ms": 250 if is_local else 2000,
         "grpc.dns_min_time_between_resolutions_ms": 5000,
         # http_proxy in the environment is meant for the world outside, not for our own links.
         "grpc.enable_http_proxy": 0,
         "grpc.enable_retries": 1,
         "grpc.service_config": _service_config(target, health_service),
     }
-    if tls is None or target.startswith(("unix:", "unix-abstract:")):
+    if tls is None or is_local:
         merged.update(options)
         return ContextChannel(
             grpc.aio.insecure_channel(check_target(target), options=list(merged.items()))

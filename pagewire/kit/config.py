@@ -24,6 +24,7 @@ C = TypeVar("C")
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 _CONFIG_DEST = "config_file"
+_HELP_FLAGS = frozenset(("-h", "--help"))
 
 
 class ConfigError(Exception):
@@ -62,16 +63,23 @@ def load_config(
     Raises:
         ConfigError: With one line that names the flag, variable or key and what is allowed.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = OneLineParser(prog=prog, description=description or cls.__doc__)
-    add_arguments(parser, cls)
-    namespace = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
+    # Texts come from the source, whose parsing is a good part of what a service's start takes.
+    add_arguments(parser, cls, with_help=not _HELP_FLAGS.isdisjoint(arguments))
+    namespace = parser.parse_args(arguments)
     return from_namespace(cls, namespace, env)
 
 
-def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
+def add_arguments(parser: argparse.ArgumentParser, cls: type, *, with_help: bool = True) -> None:
     """Add `--config` and a flag for every setting of `cls`, for a sub-command's parser.
 
     One parser takes one configuration class: nest what belongs together.
+
+    Args:
+        parser: Gets them.
+        cls: A configuration dataclass.
+        with_help: Whether `--help` may be asked for: it needs the settings' texts.
     """
     parser.add_argument(
         "--config",
@@ -95,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             *setting.aliases,
             dest=setting.dest,
             default=argparse.SUPPRESS,
-            help=_help(setting),
+            help=_help(setting) if with_help else None,
             **options,
         )
 

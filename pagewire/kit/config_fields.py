@@ -37,12 +37,17 @@ class Setting:
     """How its values are read and written."""
     default: Any
     """Default value; `dataclasses.MISSING` if the setting is required."""
-    help: str
-    """The text under the field, on one line."""
+    owner: type
+    """The dataclass that holds it."""
     group: str
     """First line of the docstring of the dataclass that holds it."""
     is_secret: bool = False
     """No message shows its value."""
+
+    @property
+    def help(self) -> str:
+        """The text under the field, on one line; read from the source, which takes its time."""
+        return _field_texts(self.owner).get(self.name, "")
 
     @property
     def dest(self) -> str:
@@ -84,7 +89,7 @@ def settings_of(cls: type) -> list[Setting]:
 
 def nested_fields(cls: type) -> dict[str, type]:
     """Return the fields of a dataclass that hold a dataclass, with their types."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     return {
         field.name: hints[field.name]
         for field in dataclasses.fields(cls)
@@ -96,8 +101,7 @@ def _walk(cls: type, path: tuple[str, ...], instance: Any) -> Iterator[Setting]:
     """Yield settings; defaults come from `instance`, the parent's default, if there is one."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is no dataclass")
-    hints = typing.get_type_hints(cls)
-    texts = _field_texts(cls)
+    hints = _type_hints(cls)
     nested = nested_fields(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
@@ -114,7 +118,7 @@ def _walk(cls: type, path: tuple[str, ...], instance: Any) -> Iterator[Setting]:
             aliases=tuple(field.metadata.get("aliases", ())),
             kind=ValueKind.of(hints[field.name], in_bytes=field.name.endswith("_bytes")),
             default=default,
-            help=texts.get(field.name, ""),
+            owner=cls,
             group=(inspect.getdoc(cls) or cls.__name__).partition("\n")[0].rstrip("."),
             is_secret=field.metadata.get("secret", False),
         )
@@ -127,10 +131,16 @@ def _default(field: Field[Any]) -> Any:
 
 
 @cache
+def _type_hints(cls: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields; only to be read. Each is compiled from its text."""
+    return typing.get_type_hints(cls)
+
+
+@cache
 def _field_texts(cls: type) -> dict[str, str]:
     """Return the string literal under each field, of the class and its bases; only to be read.
 
-    Kept, for it parses source: a stack of many replicas asks for each of their command lines.
+    Kept, for it parses source: once for each class, not for each of its settings.
     """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):

@@ -12,8 +12,16 @@ import gc
 _THRESHOLDS = (20_000, 20, 20)
 
 
+def make_rare() -> None:
+    """Have collections less often; the first thing that an entry point does.
+
+    Imports make hundreds of thousands of objects that stay, among which there is nothing to find.
+    """
+    gc.set_threshold(*_THRESHOLDS)
+
+
 def settle() -> None:
-    """Leave what there is now out of collections for good, and have them less often.
+    """Leave what there is now out of collections for good, and have them rarely.
 
     For the moment when a service has what it needs and nobody waits yet: it collects once, however
     often it is called.
@@ -22,4 +30,4 @@ def settle() -> None:
         return
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_THRESHOLDS)
+    make_rare()

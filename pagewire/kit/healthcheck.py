@@ -1,8 +1,14 @@
-"""The client of grpc.health.v1: what `pagewire healthcheck` and the supervisor ask with."""
+"""The client of grpc.health.v1: what `pagewire healthcheck` and the supervisor ask with.
+
+Also the wait of a peer that came too early: services start at the same time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
+from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -48,6 +54,46 @@ async def check(
         trailers = dict(await call.trailing_metadata() or ())
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
     return HealthStatus(response.status == SERVING, name, str(trailers.get(REASON_KEY, "")))
+
+
+async def wait_for_start(channel: grpc.aio.Channel, service: str, timeout_s: float) -> None:
+    """Wait until a service begins to serve, at most for a time; never raises.
+
+    For whoever was refused and is going to ask again: it need not guess when. A service that serves
+    from the first answer on had another reason to refuse, so the whole time passes; likewise where
+    nobody tells.
+
+    Args:
+        channel: To the service; a peer that is not there yet is waited for, too.
+        service: The service's full name.
+        timeout_s: Seconds.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            if not await _begins_to_serve(channel, service):
+                await _wait_forever()
+
+
+async def _begins_to_serve(channel: grpc.aio.Channel, service: str) -> bool:
+    """Wait until it does; False: it served all the time, or does not tell any more."""
+    stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+    call = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
+    was_down = False
+    try:
+        async for response in call:
+            if response.status == SERVING:
+                return was_down
+            was_down = True
+    except grpc.aio.AioRpcError:
+        pass
+    finally:
+        call.cancel()
+    return False
+
+
+async def _wait_forever() -> NoReturn:
+    while True:
+        await asyncio.Event().wait()
 
 
 def _from_error(exc: grpc.aio.AioRpcError) -> HealthStatus:

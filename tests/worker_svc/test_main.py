@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from pagewire.kit.channels import open_channel
 from tests.worker_svc.harness import WAIT_S, Scheduler, new_request, sim_config, write_model
 
@@ -52,13 +54,15 @@ async def test_a_wrong_setting_is_one_line() -> None:
     assert len(errors.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("flags", [(), ("--preload",)])
 async def test_a_simulated_worker_serves_steps_without_torch_and_ends_on_sigterm(
-    tmp_path: Path,
+    tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     config = sim_config(write_model(tmp_path))
     address = f"unix:{tmp_path}/worker.sock"
     process = await run(
-        "-c", NO_TORCH, "--listen", address, "--admin-listen", "none", "--metrics-port", "0"
+        *("-c", NO_TORCH, "--listen", address, "--admin-listen", "none", "--metrics-port", "0"),
+        *flags,
     )
     async with open_channel(address) as channel:
         await asyncio.wait_for(channel.channel_ready(), WAIT_S)
@@ -71,4 +75,5 @@ async def test_a_simulated_worker_serves_steps_without_torch_and_ends_on_sigterm
         output, errors = await asyncio.wait_for(process.communicate(), WAIT_S)
     assert process.returncode == 0, errors
     assert output.strip() == b"False"
+    assert (b"device_not_prepared" in errors) == bool(flags)
     assert not (tmp_path / "worker.sock").exists()

@@ -93,6 +93,24 @@ async def test_a_worker_is_blank_until_it_is_initialized(setup: Setup) -> None:
     assert status.config_digest == setup.config.digest()
 
 
+async def test_the_device_is_prepared_before_anything_is_loaded(setup: Setup) -> None:
+    order: list[str] = []
+    setup.worker.prepare(lambda: order.append(f"prepared, loads: {setup.runner.num_loads}"))
+    await setup.initialize()
+    assert (order, setup.runner.num_loads) == (["prepared, loads: 0"], 1)
+
+
+async def test_a_device_that_cannot_be_prepared_is_for_those_who_need_it_to_say(
+    setup: Setup,
+) -> None:
+    def fail() -> None:
+        raise ImportError("torch is not here")
+
+    setup.worker.prepare(fail)
+    await setup.initialize()
+    assert setup.worker.status().state is WorkerState.LOADED
+
+
 async def test_allocating_the_kv_cache_makes_it_ready(setup: Setup) -> None:
     await setup.ready()
     assert setup.worker.status().state is WorkerState.READY

@@ -276,6 +276,12 @@ def test_workers_know_with_how_many_replicas_they_share_the_machine():
         assert [worker.replicas_on_machine for worker in workers] == [number] * number
 
 
+def test_workers_prepare_a_real_device_while_the_others_start():
+    told = {name for name, flags in plan().items() if "--preload" in flags}
+    assert told == {"worker"}
+    assert "--preload" not in plan("--device=sim")["worker"]
+
+
 def test_workers_alone_are_told_where_traces_go():
     children = plan("--data-parallel-size=2", "--profiler-dir=/traces")
     told = {name for name, flags in children.items() if "--profiler-dir=/traces" in flags}

@@ -2,6 +2,7 @@
 
 import argparse
 import enum
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -234,6 +235,22 @@ def test_help_shows_field_texts_defaults_and_variables(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert caught.value.code == 0
     assert "Tokens in a block, 100 % of them. (default: 32, env PAGEWIRE_BLOCK_SIZE)" in text
+
+
+def test_a_start_without_help_reads_no_source(monkeypatch):
+    def refuse(_: object) -> str:
+        raise AssertionError("the source was read")
+
+    monkeypatch.setattr(inspect, "getsource", refuse)
+
+    @dataclass(frozen=True)
+    class Fresh:
+        block_size: int = 1
+        """Tokens in a block."""
+
+    assert load_config(Fresh, prog="test", argv=["--block-size=2"], env={}).block_size == 2
+    with pytest.raises(AssertionError, match="the source was read"):
+        load_config(Fresh, prog="test", argv=["--help"], env={})
 
 
 def test_a_required_setting_must_be_given():
