@@ -28,6 +28,8 @@ REPEATS = 12
 FLOOR_ROWS = (1, 8, 32, 64, 1024)
 # Layers, and (output, input) features of the linear layers of one: SmolLM2-135M's configuration.
 NUM_LAYERS = 30
+# Times slower: the processor has no instructions for such numbers, and more rows take minutes.
+_HOPELESS = 4.0
 LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
 VOCABULARY = (49_152, 576)
 
@@ -71,6 +73,8 @@ def _measure_floor() -> dict[int, float]:
         head = torch.randn(VOCABULARY, dtype=dtype)
         for rows in FLOOR_ROWS:
             seconds = min(_step_seconds(layers, head, rows) for _ in range(2 if rows > 64 else 5))
+            if seconds > _HOPELESS * floors.get(rows, seconds):
+                break
             floors[rows] = min(seconds, floors.get(rows, seconds))
     return floors
 

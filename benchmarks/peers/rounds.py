@@ -79,7 +79,8 @@ def _round(
     rng: random.Random,
     say: Callable[[str], None],
 ) -> None:
-    results.floors.append(gemm_floor())
+    if any(workload.floor_rows for workload in workloads):
+        results.floors.append(gemm_floor())
     for workload in workloads:
         order = list(servers)
         rng.shuffle(order)
