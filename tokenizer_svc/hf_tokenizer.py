@@ -14,8 +14,9 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from pagewire.kit.rust_panics import RustPanicError, RustPanicsRaised
+from pagewire.model_source import TOKENIZER_FILE
 from tokenizer_svc.gguf_tokenizer import bos_eos_processor
-from tokenizer_svc.model_files import TOKENIZER_FILE, TokenizerFilesError
+from tokenizer_svc.model_files import TokenizerFilesError
 from tokenizer_svc.model_tokenizer import ModelTokenizer
 from tokenizer_svc.vocabulary import read_vocabulary
 

@@ -12,7 +12,7 @@ from jinja2 import TemplateSyntaxError
 
 from pagewire.kit.errors import FailedPreconditionError
 from pagewire.kit.logs import get_logger
-from pagewire.model_source import resolve_model
+from pagewire.model_source import ModelSource, resolve_model, resolve_tokenizer
 from pagewire.tokenizer_fingerprint import fingerprint_of_model
 from tokenizer_svc.chat_template import DEFAULT_TEMPLATE, ChatTemplates, template_facts
 from tokenizer_svc.config import TokenizerServiceConfig
@@ -31,10 +31,11 @@ def load_model(config: TokenizerServiceConfig) -> tuple[ModelTokenizer, ChatTemp
             message says what to change.
     """
     try:
-        source = resolve_model(config.tokenizer or config.model, config.revision)
+        source = _source(config)
+        fingerprint = fingerprint_of_model(source.path)  # at once, where there is no vocabulary
         cache = Path(config.cache_dir).expanduser() if config.cache_dir is not None else None
         files = read_files(source, cache)
-        model = load_tokenizer(files, fingerprint_of_model(source.path))
+        model = load_tokenizer(files, fingerprint)
     except (ValueError, OSError) as error:
         raise FailedPreconditionError(str(error), reason="TOKENIZER_UNUSABLE") from error
     templates = _templates(config, model)
@@ -47,6 +48,12 @@ def load_model(config: TokenizerServiceConfig) -> tuple[ModelTokenizer, ChatTemp
         chat_template=bool(templates.templates),
     )
     return model, templates
+
+
+def _source(config: TokenizerServiceConfig) -> ModelSource:
+    if config.tokenizer is not None:
+        return resolve_tokenizer(config.tokenizer, config.revision)
+    return resolve_model(config.model, config.revision)
 
 
 def _give_back_memory() -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pagewire.model_source import ModelFormat, ModelSource
+from pagewire.model_source import TOKENIZER_FILE, ModelFormat, ModelSource
 from tokenizer_svc.conversion_cache import Files, cached, entry_path
 from tokenizer_svc.gguf_tokenizer import CONVERTER_VERSION, convert_gguf
 
-TOKENIZER_FILE = "tokenizer.json"
 _FILES = (
     TOKENIZER_FILE,
     "tokenizer_config.json",

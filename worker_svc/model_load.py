@@ -22,7 +22,7 @@ from pagewire.kit.errors import (
     ServiceUnavailableError,
 )
 from pagewire.kit.logs import get_logger
-from pagewire.model_source import resolve_model
+from pagewire.model_source import resolve_model, resolve_tokenizer
 from pagewire.tokenizer_fingerprint import fingerprint_of_model
 from worker_svc.device_thread import DeviceThread
 from worker_svc.memory import check_available
@@ -156,12 +156,29 @@ class ModelLoad:
 
 
 def _tokenizer_fingerprint(config: EngineConfig) -> str:
-    """The vocabulary's fingerprint; empty, which equals no tokenizer's, for a model without one."""
+    """The vocabulary's fingerprint; empty, which equals no tokenizer's, for a model without one.
+
+    Raises:
+        ValueError: The tokenizer that the configuration names cannot be used.
+    """
+    own = _fingerprint_of_own_tokenizer(config)
+    if config.model.tokenizer is None:
+        if not own:
+            log.warning("no_tokenizer_fingerprint", hint="name a tokenizer with --tokenizer")
+        return own
+    named = resolve_tokenizer(config.model.tokenizer, config.load.revision)
+    fingerprint = fingerprint_of_model(named.path)
+    if own and own != fingerprint:
+        log.warning("tokenizer_is_not_the_models", tokenizer=config.model.tokenizer)
+    return fingerprint
+
+
+def _fingerprint_of_own_tokenizer(config: EngineConfig) -> str:
     source = resolve_model(config.model.model, config.load.revision)
     try:
         return fingerprint_of_model(source.path)
     except ValueError as error:
-        log.warning("no_tokenizer_fingerprint", error=str(error))
+        log.info("model_has_no_tokenizer", error=str(error))
         return ""
 
 

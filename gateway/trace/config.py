@@ -14,7 +14,8 @@ class TraceConfig:
     trace_slowest: int = 32
     """Traces kept of the slowest requests of the last hour besides."""
     trace_readers: tuple[str, ...] = ()
-    """Clients (names of their keys) that may read every client's traces; others read their own."""
+    """Clients (names of their keys) that may read every client's traces, and figures in /metrics of
+    the HTTP API; others read their own."""
 
     def __post_init__(self) -> None:
         for name in ("trace_requests", "trace_slowest"):

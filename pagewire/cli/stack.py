@@ -93,10 +93,11 @@ def _own_flags(
             *to_argv(_engine_config(config), env=environment),
         ]
     if child.service == "tokenizer":
-        # It resolves the model for itself, and must ask for the same revision of it.
-        revision = config.engine.load.revision
+        # It resolves the model for itself, and must ask for the same tokenizer and revision of it.
+        model, revision = config.engine.model, config.engine.load.revision
         return [
-            f"--model={config.engine.model.model}",
+            f"--model={model.model}",
+            *([f"--tokenizer={model.tokenizer}"] if model.tokenizer is not None else []),
             *([f"--revision={revision}"] if revision is not None else []),
             *to_argv(config.tokenizer, env=environment),
         ]

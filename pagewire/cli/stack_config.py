@@ -123,7 +123,8 @@ class GatewayOptions:
     trace_slowest: int = 32
     """Traces kept of the slowest requests of the last hour besides."""
     trace_readers: tuple[str, ...] = ()
-    """Clients (names of their keys) that may read every client's traces; others read their own."""
+    """Clients (names of their keys) that may read every client's traces, and figures in /metrics of
+    the HTTP API; others read their own."""
     gateway_id: str | None = None
     """Name of this gateway, unique among those of a scheduler; none: a random one."""
     api_key_file: Path | None = None
@@ -175,8 +176,6 @@ class MessageOptions:
 class TokenizerOptions:
     """What the tokenizer service takes over."""
 
-    tokenizer: str | None = None
-    """Tokenizer in place of the model's own, in the same forms."""
     chat_template: str | None = None
     """File with a Jinja chat template in place of the model's own."""
     trust_request_chat_template: bool = False

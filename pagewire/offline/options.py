@@ -26,6 +26,7 @@ class EngineOptions(TypedDict, total=False):
     model_impl: ModelImpl
     quantization: Quantization
     logprobs_mode: LogprobsMode
+    tokenizer: str | PathLike[str] | None
     # CacheConfig
     block_size: int
     gpu_memory_utilization: float
@@ -72,7 +73,6 @@ class EngineOptions(TypedDict, total=False):
     # AttentionConfig
     attention_backend: Literal["auto", "torch", "xformers", "cpu"]
     # TokenizerOptions
-    tokenizer: str | PathLike[str] | None
     chat_template: str | PathLike[str] | None
     trust_request_chat_template: bool
 

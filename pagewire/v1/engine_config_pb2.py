@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpagewire/v1/engine_config.proto\x12\x0bpagewire.v1\"\xf3\x03\n\x0c\x45ngineConfig\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.pagewire.v1.ModelConfig\x12\'\n\x05\x63\x61\x63he\x18\x02 \x01(\x0b\x32\x18.pagewire.v1.CacheConfig\x12/\n\tscheduler\x18\x03 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerConfig\x12-\n\x08parallel\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.ParallelConfig\x12%\n\x04load\x18\x05 \x01(\x0b\x32\x17.pagewire.v1.LoadConfig\x12)\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x19.pagewire.v1.DeviceConfig\x12\x37\n\robservability\x18\x07 \x01(\x0b\x32 .pagewire.v1.ObservabilityConfig\x12\x33\n\x0bspeculative\x18\x08 \x01(\x0b\x32\x1e.pagewire.v1.SpeculativeConfig\x12@\n\x12structured_outputs\x18\t \x01(\x0b\x32$.pagewire.v1.StructuredOutputsConfig\x12/\n\tattention\x18\n \x01(\x0b\x32\x1c.pagewire.v1.AttentionConfig\"\xe4\x01\n\x0bModelConfig\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11served_model_name\x18\x02 \x03(\t\x12\x1a\n\rmax_model_len\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x06 \x01(\x08\x12\x12\n\nmodel_impl\x18\x07 \x01(\t\x12\x14\n\x0cquantization\x18\x08 \x01(\t\x12\x15\n\rlogprobs_mode\x18\t \x01(\tB\x10\n\x0e_max_model_len\"\xe0\x01\n\x0b\x43\x61\x63heConfig\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x1e\n\x16gpu_memory_utilization\x18\x02 \x01(\x01\x12\"\n\x15kv_cache_memory_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12$\n\x17num_gpu_blocks_override\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15\x65nable_prefix_caching\x18\x05 \x01(\x08\x42\x18\n\x16_kv_cache_memory_bytesB\x1a\n\x18_num_gpu_blocks_override\"\xb9\x02\n\x0fSchedulerConfig\x12\x1e\n\x16max_num_batched_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1f\n\x17max_num_queued_requests\x18\x03 \x01(\x04\x12\x1d\n\x15max_num_queued_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16\x65nable_chunked_prefill\x18\x05 \x01(\x08\x12$\n\x1clong_prefill_token_threshold\x18\x06 \x01(\r\x12\x19\n\x11scheduling_policy\x18\x07 \x01(\t\x12\x11\n\twatermark\x18\x08 \x01(\x01\x12\"\n\x1ascheduler_reserve_full_isl\x18\t \x01(\x08\x12\x18\n\x10\x61sync_scheduling\x18\n \x01(\x08\"N\n\x0eParallelConfig\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x02 \x01(\r\"E\n\nLoadConfig\x12\x13\n\x0bload_format\x18\x01 \x01(\t\x12\x15\n\x08revision\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_revision\"y\n\x0c\x44\x65viceConfig\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x18\n\x0bnum_threads\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10sim_step_time_us\x18\x03 \x01(\r\x12\x15\n\renforce_eager\x18\x04 \x01(\x08\x42\x0e\n\x0c_num_threads\"\x88\x01\n\x13ObservabilityConfig\x12\x1c\n\x14log_stats_interval_s\x18\x01 \x01(\x01\x12\x18\n\x10kv_events_buffer\x18\x02 \x01(\r\x12\x18\n\x10kv_cache_metrics\x18\x03 \x01(\x08\x12\x1f\n\x17kv_cache_metrics_sample\x18\x04 \x01(\x01\"\x85\x01\n\x11SpeculativeConfig\x12\x1a\n\x12speculative_method\x18\x01 \x01(\t\x12\x1e\n\x16num_speculative_tokens\x18\x02 \x01(\r\x12\x19\n\x11prompt_lookup_max\x18\x03 \x01(\r\x12\x19\n\x11prompt_lookup_min\x18\x04 \x01(\r\"\x94\x01\n\x17StructuredOutputsConfig\x12!\n\x19grammar_compile_timeout_s\x18\x01 \x01(\x01\x12\x19\n\x11max_grammar_bytes\x18\x02 \x01(\r\x12\x1f\n\x17grammar_compile_threads\x18\x03 \x01(\r\x12\x1a\n\x12grammar_cache_size\x18\x04 \x01(\r\",\n\x0f\x41ttentionConfig\x12\x19\n\x11\x61ttention_backend\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpagewire/v1/engine_config.proto\x12\x0bpagewire.v1\"\xf3\x03\n\x0c\x45ngineConfig\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.pagewire.v1.ModelConfig\x12\'\n\x05\x63\x61\x63he\x18\x02 \x01(\x0b\x32\x18.pagewire.v1.CacheConfig\x12/\n\tscheduler\x18\x03 \x01(\x0b\x32\x1c.pagewire.v1.SchedulerConfig\x12-\n\x08parallel\x18\x04 \x01(\x0b\x32\x1b.pagewire.v1.ParallelConfig\x12%\n\x04load\x18\x05 \x01(\x0b\x32\x17.pagewire.v1.LoadConfig\x12)\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x19.pagewire.v1.DeviceConfig\x12\x37\n\robservability\x18\x07 \x01(\x0b\x32 .pagewire.v1.ObservabilityConfig\x12\x33\n\x0bspeculative\x18\x08 \x01(\x0b\x32\x1e.pagewire.v1.SpeculativeConfig\x12@\n\x12structured_outputs\x18\t \x01(\x0b\x32$.pagewire.v1.StructuredOutputsConfig\x12/\n\tattention\x18\n \x01(\x0b\x32\x1c.pagewire.v1.AttentionConfig\"\x8a\x02\n\x0bModelConfig\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11served_model_name\x18\x02 \x03(\t\x12\x1a\n\rmax_model_len\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x05 \x01(\r\x12\x17\n\x0f\x62\x61tch_invariant\x18\x06 \x01(\x08\x12\x12\n\nmodel_impl\x18\x07 \x01(\t\x12\x14\n\x0cquantization\x18\x08 \x01(\t\x12\x15\n\rlogprobs_mode\x18\t \x01(\t\x12\x16\n\ttokenizer\x18\n \x01(\tH\x01\x88\x01\x01\x42\x10\n\x0e_max_model_lenB\x0c\n\n_tokenizer\"\xe0\x01\n\x0b\x43\x61\x63heConfig\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\x1e\n\x16gpu_memory_utilization\x18\x02 \x01(\x01\x12\"\n\x15kv_cache_memory_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12$\n\x17num_gpu_blocks_override\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x1d\n\x15\x65nable_prefix_caching\x18\x05 \x01(\x08\x42\x18\n\x16_kv_cache_memory_bytesB\x1a\n\x18_num_gpu_blocks_override\"\xb9\x02\n\x0fSchedulerConfig\x12\x1e\n\x16max_num_batched_tokens\x18\x01 \x01(\r\x12\x14\n\x0cmax_num_seqs\x18\x02 \x01(\r\x12\x1f\n\x17max_num_queued_requests\x18\x03 \x01(\x04\x12\x1d\n\x15max_num_queued_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16\x65nable_chunked_prefill\x18\x05 \x01(\x08\x12$\n\x1clong_prefill_token_threshold\x18\x06 \x01(\r\x12\x19\n\x11scheduling_policy\x18\x07 \x01(\t\x12\x11\n\twatermark\x18\x08 \x01(\x01\x12\"\n\x1ascheduler_reserve_full_isl\x18\t \x01(\x08\x12\x18\n\x10\x61sync_scheduling\x18\n \x01(\x08\"N\n\x0eParallelConfig\x12\x1c\n\x14tensor_parallel_size\x18\x01 \x01(\r\x12\x1e\n\x16pipeline_parallel_size\x18\x02 \x01(\r\"E\n\nLoadConfig\x12\x13\n\x0bload_format\x18\x01 \x01(\t\x12\x15\n\x08revision\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0b\n\t_revision\"y\n\x0c\x44\x65viceConfig\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x18\n\x0bnum_threads\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x10sim_step_time_us\x18\x03 \x01(\r\x12\x15\n\renforce_eager\x18\x04 \x01(\x08\x42\x0e\n\x0c_num_threads\"\x88\x01\n\x13ObservabilityConfig\x12\x1c\n\x14log_stats_interval_s\x18\x01 \x01(\x01\x12\x18\n\x10kv_events_buffer\x18\x02 \x01(\r\x12\x18\n\x10kv_cache_metrics\x18\x03 \x01(\x08\x12\x1f\n\x17kv_cache_metrics_sample\x18\x04 \x01(\x01\"\x85\x01\n\x11SpeculativeConfig\x12\x1a\n\x12speculative_method\x18\x01 \x01(\t\x12\x1e\n\x16num_speculative_tokens\x18\x02 \x01(\r\x12\x19\n\x11prompt_lookup_max\x18\x03 \x01(\r\x12\x19\n\x11prompt_lookup_min\x18\x04 \x01(\r\"\x94\x01\n\x17StructuredOutputsConfig\x12!\n\x19grammar_compile_timeout_s\x18\x01 \x01(\x01\x12\x19\n\x11max_grammar_bytes\x18\x02 \x01(\r\x12\x1f\n\x17grammar_compile_threads\x18\x03 \x01(\r\x12\x1a\n\x12grammar_cache_size\x18\x04 \x01(\r\",\n\x0f\x41ttentionConfig\x12\x19\n\x11\x61ttention_backend\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINECONFIG']._serialized_start=49
   _globals['_ENGINECONFIG']._serialized_end=548
   _globals['_MODELCONFIG']._serialized_start=551
-  _globals['_MODELCONFIG']._serialized_end=779
-  _globals['_CACHECONFIG']._serialized_start=782
-  _globals['_CACHECONFIG']._serialized_end=1006
-  _globals['_SCHEDULERCONFIG']._serialized_start=1009
-  _globals['_SCHEDULERCONFIG']._serialized_end=1322
-  _globals['_PARALLELCONFIG']._serialized_start=1324
-  _globals['_PARALLELCONFIG']._serialized_end=1402
-  _globals['_LOADCONFIG']._serialized_start=1404
-  _globals['_LOADCONFIG']._serialized_end=1473
-  _globals['_DEVICECONFIG']._serialized_start=1475
-  _globals['_DEVICECONFIG']._serialized_end=1596
-  _globals['_OBSERVABILITYCONFIG']._serialized_start=1599
-  _globals['_OBSERVABILITYCONFIG']._serialized_end=1735
-  _globals['_SPECULATIVECONFIG']._serialized_start=1738
-  _globals['_SPECULATIVECONFIG']._serialized_end=1871
-  _globals['_STRUCTUREDOUTPUTSCONFIG']._serialized_start=1874
-  _globals['_STRUCTUREDOUTPUTSCONFIG']._serialized_end=2022
-  _globals['_ATTENTIONCONFIG']._serialized_start=2024
-  _globals['_ATTENTIONCONFIG']._serialized_end=2068
+  _globals['_MODELCONFIG']._serialized_end=817
+  _globals['_CACHECONFIG']._serialized_start=820
+  _globals['_CACHECONFIG']._serialized_end=1044
+  _globals['_SCHEDULERCONFIG']._serialized_start=1047
+  _globals['_SCHEDULERCONFIG']._serialized_end=1360
+  _globals['_PARALLELCONFIG']._serialized_start=1362
+  _globals['_PARALLELCONFIG']._serialized_end=1440
+  _globals['_LOADCONFIG']._serialized_start=1442
+  _globals['_LOADCONFIG']._serialized_end=1511
+  _globals['_DEVICECONFIG']._serialized_start=1513
+  _globals['_DEVICECONFIG']._serialized_end=1634
+  _globals['_OBSERVABILITYCONFIG']._serialized_start=1637
+  _globals['_OBSERVABILITYCONFIG']._serialized_end=1773
+  _globals['_SPECULATIVECONFIG']._serialized_start=1776
+  _globals['_SPECULATIVECONFIG']._serialized_end=1909
+  _globals['_STRUCTUREDOUTPUTSCONFIG']._serialized_start=1912
+  _globals['_STRUCTUREDOUTPUTSCONFIG']._serialized_end=2060
+  _globals['_ATTENTIONCONFIG']._serialized_start=2062
+  _globals['_ATTENTIONCONFIG']._serialized_end=2106
 # @@protoc_insertion_point(module_scope)

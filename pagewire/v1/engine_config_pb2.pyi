@@ -89,6 +89,7 @@ class ModelConfig(_message.Message):
     MODEL_IMPL_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     LOGPROBS_MODE_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     """In tokens."""
@@ -101,6 +102,8 @@ class ModelConfig(_message.Message):
     """none, int8 or int4."""
     logprobs_mode: _builtins.str
     """raw_logprobs, processed_logprobs, raw_logits or processed_logits."""
+    tokenizer: _builtins.str
+    """In place of the model's own: the tokenizer service has to have the same vocabulary."""
     @_builtins.property
     def served_model_name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -115,14 +118,20 @@ class ModelConfig(_message.Message):
         model_impl: _builtins.str = ...,
         quantization: _builtins.str = ...,
         logprobs_mode: _builtins.str = ...,
+        tokenizer: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "max_model_len", b"max_model_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "_tokenizer", b"_tokenizer", "max_model_len", b"max_model_len", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "logprobs_mode", b"logprobs_mode", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "model_impl", b"model_impl", "quantization", b"quantization", "served_model_name", b"served_model_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len", "_tokenizer", b"_tokenizer", "batch_invariant", b"batch_invariant", "dtype", b"dtype", "logprobs_mode", b"logprobs_mode", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "model_impl", b"model_impl", "quantization", b"quantization", "served_model_name", b"served_model_name", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_model_len: _TypeAlias = _typing.Literal["max_model_len"]  # noqa: Y015
     _WhichOneofArgType__max_model_len: _TypeAlias = _typing.Literal["_max_model_len", b"_max_model_len"]  # noqa: Y015
+    _WhichOneofReturnType__tokenizer: _TypeAlias = _typing.Literal["tokenizer"]  # noqa: Y015
+    _WhichOneofArgType__tokenizer: _TypeAlias = _typing.Literal["_tokenizer", b"_tokenizer"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_model_len) -> _WhichOneofReturnType__max_model_len | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tokenizer) -> _WhichOneofReturnType__tokenizer | None: ...
 
 Global___ModelConfig: _TypeAlias = ModelConfig  # noqa: Y015
 

@@ -2,7 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from pagewire.model_source import ModelFormat, ModelNotFoundError, resolve_model
+from pagewire.model_source import (
+    ModelFormat,
+    ModelNotFoundError,
+    resolve_model,
+    resolve_tokenizer,
+)
 
 
 def test_the_embedded_model_is_found_without_importing_its_package() -> None:
@@ -36,3 +41,15 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_name_that_is_nothing_says_what_it_could_be() -> None:
     with pytest.raises(ModelNotFoundError, match="hub id"):
         resolve_model("no-such-model")
+
+
+def test_a_tokenizers_directory_needs_no_model(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    source = resolve_tokenizer(str(tmp_path))
+    assert (source.path, source.format) == (tmp_path, ModelFormat.HUGGING_FACE)
+    assert resolve_tokenizer("smollm2") == resolve_model("smollm2")
+
+
+def test_a_tokenizer_that_is_nowhere_is_named_by_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"--tokenizer: directory .*config\.json"):
+        resolve_tokenizer(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,6 +20,7 @@ from pagewire.kit.errors import (
     PagewireError,
     ServiceUnavailableError,
 )
+from pagewire.tokenizer_fingerprint import fingerprint_of_model
 from tests.worker_svc.harness import (
     BLOCK_SIZE,
     WAIT_S,
@@ -343,6 +345,34 @@ async def test_shutting_down_ends_a_load(setup: Setup) -> None:
     await asyncio.gather(setup.worker.shut_down(WAIT_S), let_it_go_on())
     with pytest.raises(PagewireError):
         await loading
+
+
+def with_tokenizer(setup: Setup, directory: Path) -> InitializeCall:
+    """Ask for the model with a tokenizer from elsewhere."""
+    model = replace(setup.config.model, tokenizer=str(directory))
+    config = replace(setup.config, model=model)
+    return setup.call(config=config, config_digest=config.digest())
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+async def test_the_fingerprint_is_that_of_the_tokenizer_in_use(
+    setup: Setup, tmp_path: Path, has_own: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = tmp_path / "tokenizer"
+    elsewhere.mkdir()
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary["model"]["vocab"]["one more"] = 10_000
+    (elsewhere / "tokenizer.json").write_text(json.dumps(vocabulary))
+    if not has_own:
+        (tmp_path / "tokenizer.json").unlink()
+    result = await setup.initialize(with_tokenizer(setup, elsewhere))
+    assert result.model.tokenizer_fingerprint == fingerprint_of_model(elsewhere)
+    assert ("tokenizer_is_not_the_models" in caplog.text) is has_own
+
+
+async def test_a_tokenizer_that_is_not_there_ends_the_load(setup: Setup, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"--tokenizer: .*nowhere"):
+        await setup.initialize(with_tokenizer(setup, tmp_path / "nowhere"))
 
 
 async def test_a_model_without_a_tokenizer_has_an_empty_fingerprint(

@@ -136,8 +136,16 @@ def test_the_settings_of_the_tokenizer_are_its_own_and_reach_it():
     own = {s.flag: (s.default, s.help) for s in settings_of(TokenizerServiceConfig)}
     options = {s.flag: (s.default, s.help) for s in settings_of(TokenizerOptions)}
     assert options.items() <= own.items()
-    flags = ["--chat-template=t.jinja", "--tokenizer=other", "--trust-request-chat-template"]
+    flags = ["--chat-template=t.jinja", "--trust-request-chat-template"]
     assert set(flags) <= set(plan(*flags)["tokenizer"])
+
+
+def test_a_tokenizer_from_elsewhere_reaches_all_that_compare_it():
+    """Else the vocabularies of tokenizer and engine would differ for good."""
+    children = plan("--tokenizer=other", "--data-parallel-size=2")
+    for name in ("tokenizer", "scheduler-0", "scheduler-1"):
+        assert "--tokenizer=other" in children[name]
+    assert not any(flag.startswith("--tokenizer=") for flag in plan()["tokenizer"])
 
 
 def test_the_public_grpc_api_may_be_on_a_socket_that_the_ready_line_names():
