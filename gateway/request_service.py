@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from gateway.access.clients import charge
+from gateway.access.clients import admitted, charge
 from gateway.config import RequestLimits, Timeouts
 from gateway.detokenizer import Detokenizer
 from gateway.engine_client import EngineClient, EngineInfo
@@ -151,6 +151,7 @@ class RequestService:
                 )
                 generation.enter(self._fan_out(plan, generation), request.n)
                 await self._admit(generation, request.n, engine, info)
+                admitted()
                 yield generation
             finally:
                 self._release(generation)

@@ -65,7 +65,7 @@ class GatewayServer:
         self.readiness = Readiness()
         self._backends = self._build_backends()
         self._spans = open_spans("gateway", config.otlp_traces_endpoint)
-        traces = TraceRecorder(config.trace, self._spans)
+        traces = self._traces = TraceRecorder(config.trace, self._spans)
         registry.register(ReplicaCollector(self._backends.engines))
         metrics.requests.connected = self._backends.engines.connected
         self.service = RequestService(
@@ -146,6 +146,7 @@ class GatewayServer:
         self._owner.spawn(self._backends.tokenizer.run(), name="tokenizer")
         self._owner.spawn(self._backends.engines.run(), name="engines")
         self._owner.spawn(self.live_map.run(), name="map")
+        self._owner.spawn(self._traces.exported.run(), name="spans")
         log.info("http_listening", host=self._config.host, port=self.http_server.port)
 
     async def wait_failed(self) -> None:
@@ -166,6 +167,7 @@ class GatewayServer:
         await self.grpc_server.stop(_CLOSE_GRACE_S)
         await self._backends.engines.close()
         await self._owner.close()
+        await self._traces.exported.close()
         await self._spans.close()
 
     def _build_backends(self) -> Backends:

@@ -46,6 +46,11 @@ class TokenBucket:
         self._fill(now_s)
         self._level -= amount
 
+    def give_back(self, amount: float, now_s: float) -> None:
+        """Put back what was taken for nothing; there is never more than a minute's worth."""
+        self._fill(now_s)
+        self._level = min(self._capacity, self._level + amount)
+
     def _fill(self, now_s: float) -> None:
         filled = self._level + (now_s - self._updated_s) * self._per_second
         self._level = min(self._capacity, filled)

@@ -1,7 +1,8 @@
 """Clients: telling them apart by their keys, and holding each to its limits.
 
 The HTTP guard and the gRPC interceptor ask `Clients.identify`, then run the call inside
-`Client.running`. Whoever generates reports tokens with `charge`, which finds the client by itself.
+`Client.running`. Whoever generates says when a request is `admitted`, and reports its tokens with
+`charge`; both find the client by themselves. What is refused before it counts for no rate.
 Used from one event loop.
 """
 
@@ -15,17 +16,20 @@ from contextvars import ContextVar
 from gateway.access.client_limits import ClientLimits, TokenBucket
 from gateway.access.keys import KeyRing
 from gateway.access.metrics import ClientMetrics
+from gateway.access.readers import ANONYMOUS
 from pagewire.kit import context
 from pagewire.kit.config import ConfigError
-from pagewire.kit.errors import QueueFullError, UnauthenticatedError
-
-ANONYMOUS = "anonymous"
-"""The one client that everybody is when there are no keys."""
+from pagewire.kit.errors import (
+    DeadlineExceededError,
+    PagewireError,
+    QueueFullError,
+    UnauthenticatedError,
+)
 
 _BEARER = "bearer "
 _CONCURRENCY_RETRY_S = 1.0
 
-_current: ContextVar[Client | None] = ContextVar("gateway_client", default=None)
+_current: ContextVar[_Place | None] = ContextVar("gateway_client_place", default=None)
 
 
 class Client:
@@ -44,11 +48,15 @@ class Client:
         self._clock = clock
         self._num_running = 0
         self._requests = _bucket(limits.requests_per_minute, clock)
+        # Refused requests take their time too: only so many a minute are given back.
+        self._returns = _bucket(limits.requests_per_minute, clock)
         self._tokens = _bucket(limits.tokens_per_minute, clock)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Hold a place among the client's requests for the block.
+
+        A block that raises a refusal before the request is `admitted` gives back what it took.
 
         Raises:
             QueueFullError: A limit is reached; nothing was taken.
@@ -58,9 +66,15 @@ class Client:
             self._requests.take(1, self._clock())
         self._num_running += 1
         self._metrics.started(self.name)
-        token = _current.set(self)
+        place = _Place(self)
+        token = _current.set(place)
         try:
             yield
+        except PagewireError as exc:
+            # A deadline is the client's own: what was done until then was done for it.
+            if not place.is_admitted and not isinstance(exc, DeadlineExceededError):
+                self._give_back()
+            raise
         finally:
             _current.reset(token)
             self._num_running -= 1
@@ -71,6 +85,13 @@ class Client:
         self._metrics.used(self.name, prompt_tokens, generation_tokens)
         if self._tokens is not None:
             self._tokens.take(prompt_tokens + generation_tokens, self._clock())
+
+    def _give_back(self) -> None:
+        now_s = self._clock()
+        if self._requests is None or self._returns is None or self._returns.wait_s(now_s) > 0:
+            return
+        self._returns.take(1, now_s)
+        self._requests.give_back(1, now_s)
 
     def _check(self) -> None:
         most = self._limits.concurrent_requests
@@ -90,6 +111,16 @@ class Client:
         self._metrics.refused(self.name, reason)
         text = f"{message}; try again in {max(1, round(retry_after_s))} s"
         return QueueFullError(text, reason=reason, retry_after_s=retry_after_s)
+
+
+class _Place:
+    """Of one call among those of its client."""
+
+    __slots__ = ("client", "is_admitted")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.is_admitted = False
 
 
 class Clients:
@@ -140,11 +171,18 @@ class Clients:
         return self._clients[name]
 
 
+def admitted() -> None:
+    """Note that an engine works for the request at hand: from now on it counts, however it ends."""
+    place = _current.get()
+    if place is not None:
+        place.is_admitted = True
+
+
 def charge(prompt_tokens: int, generation_tokens: int) -> None:
-    """Note tokens of the request at hand with its client, if there is one."""
-    client = _current.get()
-    if client is not None:
-        client.charge(prompt_tokens, generation_tokens)
+    """Note tokens of the request at hand with its client, if there is one and it was admitted."""
+    place = _current.get()
+    if place is not None and place.is_admitted:
+        place.client.charge(prompt_tokens, generation_tokens)
 
 
 def _secret(authorization: str | None, api_key: str | None) -> str:

@@ -18,6 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from gateway.access.own_figures import OwnFigures
+from gateway.access.readers import Readers
 from gateway.config import RequestLimits
 from gateway.http.answers import Call, answer
 from gateway.http.bodies import read_json
@@ -69,12 +71,13 @@ def build_app(
     live_map: LiveMap | None = None,
 ) -> ASGIApp:
     """Return the routes; `scope.guarded` puts around them what every request passes."""
-    api = _Api(service, metrics, settings)
+    recorder = traces or TraceRecorder()
+    api = _Api(service, metrics, settings, recorder.readers)
     tokenize = TokenizeRoutes(tokens, api.read)
     limits = settings.limits
     store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
     responses = ResponsesRoutes(service, store, api.read, settings.keep_alive_s)
-    requests = TraceRoutes(traces or TraceRecorder())
+    requests = TraceRoutes(recorder)
     messages = MessagesRoutes(service, tokens, api.read, settings.keep_alive_s)
     return Router(
         [
@@ -111,10 +114,14 @@ class _Api:
     """The endpoints."""
 
     def __init__(
-        self, service: RequestService, metrics: GatewayMetrics, settings: HttpSettings
+        self,
+        service: RequestService,
+        metrics: GatewayMetrics,
+        settings: HttpSettings,
+        readers: Readers,
     ) -> None:
         self._service = service
-        self._metrics = metrics
+        self._figures = OwnFigures(metrics.registry, readers.may_read)
         self._settings = settings
         self._unknown = UnknownNames()
         max_prompts = settings.limits.max_outputs_per_request
@@ -152,7 +159,7 @@ class _Api:
 
     async def metrics(self, request: Request) -> Response:
         # Milliseconds for each replica, which clients' tokens need not wait for.
-        body = await asyncio.to_thread(generate_latest, self._metrics.registry)
+        body = await asyncio.to_thread(generate_latest, self._figures)
         return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def read(self, request: Request, read: Callable[[Fields], R]) -> R:

@@ -56,7 +56,7 @@ class TraceRoutes:
         return json_response(whole(trace))
 
     def _may_read(self, trace: RequestTrace) -> bool:
-        return self._recorder.may_read(trace.client)
+        return self._recorder.readers.may_read(trace.client)
 
     def _check_on(self) -> None:
         if not self._recorder.store.is_on:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gateway.access.readers import Readers, client_at_hand
 from gateway.trace.config import NO_TRACES, TraceConfig
 from gateway.trace.report import facts as about
 from gateway.trace.report import part_totals, summary
 from gateway.trace.request_trace import RequestTrace, bound
-from gateway.trace.span_export import send_spans
+from gateway.trace.span_export import SpanExport
 from gateway.trace.store import TraceStore
 from pagewire.kit import context
 from pagewire.kit.logs import get_logger
@@ -27,8 +28,11 @@ class TraceRecorder:
 
     def __init__(self, config: TraceConfig = NO_TRACES, spans: Spans = NO_SPANS) -> None:
         self._spans = spans
+        self.exported = SpanExport(spans)
+        """Makes spans of traces that have ended, in a task of the composition root."""
         self.store = TraceStore(config)
-        self._readers = frozenset(config.trace_readers)
+        self.readers = Readers(config.trace_readers)
+        """Who may read whose traces."""
 
     @contextmanager
     def call(self, *, joins_trace: bool) -> Iterator[RequestTrace]:
@@ -55,11 +59,10 @@ class TraceRecorder:
         if not trace.is_generation:
             return
         trace.close()
-        trace.client = context.client() or ""
+        trace.client = client_at_hand()
         trace.facts = {"route": route, "status": status, **trace.facts}
         self.store.add(trace)
-        if self._spans.is_on:
-            send_spans(self._spans, trace)
+        self.exported.add(trace)
         facts = summary(trace)
         parts = part_totals(trace) if trace.follows_outputs else {}
         log.info(
@@ -69,8 +72,3 @@ class TraceRecorder:
             time_to_first_token_s=facts["time_to_first_token_s"],
             parts_ms={name: round(ns / 1e6, 3) for name, ns in parts.items()},
         )
-
-    def may_read(self, client: str) -> bool:
-        """Whether the client at hand may read that client's traces."""
-        reader = context.client() or ""
-        return reader in (client, *self._readers)

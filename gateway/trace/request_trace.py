@@ -50,7 +50,7 @@ class RequestTrace:
         """
         self.request_id = request_id
         self.client = ""
-        """Name of the client's key; empty: there are no keys."""
+        """Name of the client's key; known at the end."""
         self.created_ns = time_ns()
         """Unix time of `start_ns`."""
         self.start_ns = monotonic_ns()

@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 from gateway.trace.config import TraceConfig
 from gateway.trace.request_trace import RequestTrace
+from gateway.trace.slowest import SlowestTraces
 
 MAX_BYTES = 64 * 1024 * 1024
-SLOW_FOR_S = 3600.0
-"""How long a trace may be among the slowest."""
 
 
 class TraceStore:
@@ -30,11 +30,9 @@ class TraceStore:
         self.is_on = config.trace_requests > 0
         self._config = config
         self._max_bytes = max_bytes
-        self._clock = clock
         self._recent: deque[RequestTrace] = deque()
         self._recent_bytes = 0
-        self._slowest: list[tuple[float, RequestTrace]] = []
-        """With the time of each one's end, the slowest first."""
+        self._slowest = SlowestTraces(config.trace_slowest, max_bytes, clock)
 
     def add(self, trace: RequestTrace) -> None:
         """Keep a trace, at the cost of the oldest."""
@@ -46,7 +44,7 @@ class TraceStore:
             self._recent_bytes > self._max_bytes and len(self._recent) > 1
         ):
             self._recent_bytes -= self._recent.popleft().num_bytes
-        self._add_slow(trace)
+        self._slowest.add(trace)
 
     def recent(self) -> list[RequestTrace]:
         """The newest first."""
@@ -54,8 +52,7 @@ class TraceStore:
 
     def slowest(self) -> list[RequestTrace]:
         """The slowest first."""
-        self._forget_old()
-        return [trace for _, trace in self._slowest]
+        return self._slowest.ordered()
 
     def find(
         self, request_id: str, may_read: Callable[[RequestTrace], bool] = lambda _: True
@@ -66,21 +63,6 @@ class TraceStore:
             request_id: Of the client's choice.
             may_read: Which of them count.
         """
-        kept = (each for each in (*self.recent(), *self.slowest()) if each.request_id == request_id)
-        return next(filter(may_read, kept), None)
-
-    def _add_slow(self, trace: RequestTrace) -> None:
-        self._forget_old()
-        slowest, limit = self._slowest, self._config.trace_slowest
-        if len(slowest) >= limit and (not limit or slowest[-1][1].duration_ns >= trace.duration_ns):
-            return
-        slowest.append((self._clock(), trace))
-        slowest.sort(key=lambda each: -each[1].duration_ns)
-        del slowest[limit:]
-        while len(slowest) > 1 and sum(each.num_bytes for _, each in slowest) > self._max_bytes:
-            slowest.pop()
-
-    def _forget_old(self) -> None:
-        since_s = self._clock() - SLOW_FOR_S
-        if any(ended_s < since_s for ended_s, _ in self._slowest):
-            self._slowest = [each for each in self._slowest if each[0] >= since_s]
+        kept = chain(reversed(self._recent), self._slowest.newest_first())
+        found = (each for each in kept if each.request_id == request_id)
+        return next(filter(may_read, found), None)

@@ -83,6 +83,15 @@ def open_spans(service: str, endpoint: str | None) -> Spans:
     return OtlpSpans(f"pagewire-{service}", endpoint)
 
 
+def is_sampled(traceparent: str) -> bool:
+    """Say whether spans of this trace are sent.
+
+    Args:
+        traceparent: A valid one, or empty: it is of no trace.
+    """
+    return traceparent != "" and bool(int(traceparent[-2:], 16) & 1)
+
+
 def check_endpoint(endpoint: str | None) -> None:
     """Refuse what is no endpoint.
 

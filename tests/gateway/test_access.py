@@ -14,10 +14,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from gateway.config import AccessConfig, GatewayConfig
+from gateway.trace.config import TraceConfig
 from pagewire.kit.channels import open_channel
 from pagewire.kit.config import ConfigError, load_config
 from pagewire.kit.errors import from_rpc_error
-from pagewire.v1 import inference_pb2
+from pagewire.v1 import inference_pb2, scheduler_pb2
 from tests.fakes.fake_scheduler import MODEL
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -216,6 +217,64 @@ async def test_used_tokens_count_against_the_rate(run_gateway: GatewayFactory) -
         assert (await gateway.http.post(COMPLETIONS, json=BODY)).status_code == 200
         refused = await gateway.http.post(COMPLETIONS, json=BODY)
         assert refused.headers["x-error-reason"] == "TOKEN_RATE_LIMIT"
+
+
+async def test_what_the_engine_refuses_counts_for_no_rate(run_gateway: GatewayFactory) -> None:
+    access = AccessConfig(max_requests_per_minute=2, max_tokens_per_minute=9)
+    async with run_gateway(access=access) as gateway:
+        scheduler = gateway.scheduler
+        for status, code in ((429, "RESOURCE_EXHAUSTED"), (400, "INVALID_ARGUMENT")):
+            number = grpc.StatusCode[code].value[0]
+            scheduler.refusal = scheduler_pb2.RequestError(code=number, reason="TOLD")
+            if status == 429:
+                refused = await gateway.http.post(COMPLETIONS, json=BODY)
+                assert (refused.status_code, refused.headers["x-error-reason"]) == (status, "TOLD")
+            else:
+                error = await grpc_error(gateway.grpc.Generate(GENERATE))
+                assert (error.code.name, error.reason) == (code, "TOLD")
+        scheduler.refusal = None
+        assert (await gateway.http.post(COMPLETIONS, json=BODY)).status_code == 200
+        assert [event async for event in gateway.grpc.Generate(GENERATE)]
+        refused = await gateway.http.post(COMPLETIONS, json=BODY)
+        assert refused.headers["x-error-reason"] == "TOKEN_RATE_LIMIT"
+        figures = (await gateway.http.get("/metrics")).text
+    assert 'pagewire:client_tokens_total{client="anonymous",kind="generation"} 8.0' in figures
+
+
+async def test_a_client_reads_its_own_figures_and_a_reader_everybodys(
+    run_gateway: GatewayFactory,
+) -> None:
+    trace = TraceConfig(trace_readers=("team-b",))
+    async with run_gateway(access=KEYED, trace=trace) as gateway:
+        for secret in ("s1", "s2"):
+            await gateway.http.post(COMPLETIONS, json=BODY, headers=bearer(secret))
+        own = (await gateway.http.get("/metrics", headers=bearer("s1"))).text
+        everybodys = (await gateway.http.get("/metrics", headers=bearer("s2"))).text
+    for name in ("client_requests_total", "client_tokens_total", "client_requests_running"):
+        assert f'pagewire:{name}{{client="team-a"' in own
+        assert f'pagewire:{name}{{client="team-a"' in everybodys
+        assert f'pagewire:{name}{{client="team-b"' in everybodys
+    assert "team-b" not in own
+    assert "pagewire:gateway_live_outputs" in own
+
+
+async def test_a_kept_response_is_found_by_the_client_that_made_it_alone(
+    run_gateway: GatewayFactory,
+) -> None:
+    body = {"model": MODEL, "input": "abc", "max_output_tokens": 4}
+    async with run_gateway(access=KEYED, trace=TraceConfig(trace_readers=("team-b",))) as gateway:
+        http = gateway.http
+        for stream in (False, True):
+            made = await http.post("/v1/responses", json=body, headers=bearer("s1"))
+            path, previous = f"/v1/responses/{made.json()['id']}", made.json()["id"]
+            follow = body | {"previous_response_id": previous, "stream": stream}
+            refused = await http.post("/v1/responses", json=follow, headers=bearer("s2"))
+            assert refused.headers["x-error-reason"] == "RESPONSE_NOT_FOUND"
+            for method, where in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", path)):
+                answer = await http.request(method, where, headers=bearer("s2"))
+                assert answer.status_code == 404
+                answer = await http.request(method, where, headers=bearer("s1"))
+                assert answer.status_code == 200
 
 
 async def test_keys_of_a_file_are_taken_with_their_limits(

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access.readers import client_at_hand
 from gateway.generation import ChatMessage
 from gateway.http.fields import invalid
 from gateway.http.json_response import json_response
@@ -84,5 +85,7 @@ class ResponsesRoutes:
     ) -> None:
         if call.store:
             turns = (*conversation, finished.turn)
-            kept = StoredResponse(finished.response_id, finished.body, turns, call.input_items)
+            kept = StoredResponse(
+                finished.response_id, finished.body, turns, call.input_items, client_at_hand()
+            )
             self._store.add(kept)

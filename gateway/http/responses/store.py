@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.access.readers import ANONYMOUS, client_at_hand
 from gateway.generation import ChatMessage
 from gateway.http.json_response import to_json
 from pagewire.kit.errors import NotFoundError
@@ -26,6 +27,8 @@ class StoredResponse:
     """Without instructions: what came before, the input, and the assistant's turn."""
     input_items: tuple[dict[str, Any], ...] = ()
     """What the request added to the conversation, as the API lists it."""
+    client: str = ANONYMOUS
+    """Who made it, and alone finds it."""
 
     @property
     def num_bytes(self) -> int:
@@ -52,16 +55,16 @@ class ResponseStore:
         self._responses[response.response_id] = (response, num_bytes)
         self._num_bytes += num_bytes
         while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
-            self.remove(next(iter(self._responses)))
+            self._num_bytes -= self._responses.popitem(last=False)[1][1]
 
     def get(self, response_id: str, field: str = "response_id") -> StoredResponse:
-        """Return a response, and count it as used.
+        """Return a response of the client at hand, and count it as used.
 
         Raises:
             NotFoundError: It is not kept here; names `field`.
         """
         kept = self._responses.get(response_id)
-        if kept is None:
+        if kept is None or kept[0].client != client_at_hand():
             raise NotFoundError(
                 f"Response with id '{response_id[:64]}' is not kept by this server. Responses are"
                 " kept in memory, by the server that made them, until newer ones need the room",
@@ -72,7 +75,7 @@ class ResponseStore:
         return kept[0]
 
     def remove(self, response_id: str) -> None:
-        """Forget a response.
+        """Forget a response of the client at hand.
 
         Raises:
             NotFoundError: It is not kept here.

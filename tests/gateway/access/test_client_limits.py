@@ -30,6 +30,16 @@ def test_a_debt_fills_up_first() -> None:
     assert bucket.wait_s(41.0) == 0
 
 
+def test_what_is_given_back_is_there_again_and_never_more_than_a_minutes_worth() -> None:
+    bucket = TokenBucket(2, now_s=0.0)
+    bucket.take(2, 0.0)
+    bucket.give_back(1, 0.0)
+    assert bucket.wait_s(0.0) == 0
+    bucket.give_back(5, 0.0)
+    bucket.take(2, 0.0)
+    assert bucket.wait_s(0.0) == pytest.approx(30.0)
+
+
 def test_a_limit_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ClientLimits(concurrent_requests=0)

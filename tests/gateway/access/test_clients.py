@@ -8,10 +8,18 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.access.client_limits import ClientLimits
-from gateway.access.clients import ANONYMOUS, Clients, charge
+from gateway.access.clients import Clients, admitted, charge
 from gateway.access.keys import KeyRing, parse_keys
 from gateway.access.metrics import ClientMetrics
-from pagewire.kit.errors import QueueFullError, UnauthenticatedError
+from gateway.access.readers import ANONYMOUS
+from pagewire.kit.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    NotBegunError,
+    PagewireError,
+    QueueFullError,
+    UnauthenticatedError,
+)
 
 
 class Bench:
@@ -91,6 +99,8 @@ def test_tokens_are_charged_to_the_client_at_hand_and_its_next_request_waits() -
     bench = Bench(["a=s1"], tokens_per_minute=60)
     client = bench.clients.identify("Bearer s1")
     with client.running():
+        charge(1000, 1000)  # refused by the engine: nothing was done for it
+        admitted()
         charge(50, 20)
     charge(1000, 1000)  # outside of a request: nobody's
     with pytest.raises(QueueFullError) as caught, client.running():
@@ -113,4 +123,55 @@ def test_a_refused_request_uses_up_nothing() -> None:
             with pytest.raises(QueueFullError), client.running():
                 pass
     with client.running():
+        pass
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        QueueFullError("the engine's queue is full"),
+        InvalidRequestError("no such grammar"),
+        NotBegunError("not ready", reason="NOT_READY"),
+    ],
+)
+def test_what_is_refused_before_it_is_admitted_is_given_back(refusal: PagewireError) -> None:
+    bench = Bench(requests_per_minute=2)
+    client = bench.clients.identify(None)
+    for _ in range(2):
+        with pytest.raises(type(refusal)), client.running():
+            raise refusal
+    for _ in range(2):
+        with client.running():
+            pass
+    with pytest.raises(QueueFullError, match="2 requests per minute"), client.running():
+        pass
+
+
+def test_what_is_refused_all_the_time_is_given_back_only_so_often() -> None:
+    bench = Bench(requests_per_minute=5)
+    client = bench.clients.identify(None)
+    num_run = 0
+    with pytest.raises(QueueFullError):
+        for _ in range(100):
+            with contextlib.suppress(InvalidRequestError), client.running():
+                num_run += 1
+                raise InvalidRequestError("no such grammar")
+    assert num_run == 10
+
+
+@pytest.mark.parametrize("error", [QueueFullError("SLOW_CLIENT"), ConnectionError()])
+def test_what_fails_after_it_was_admitted_counts(error: Exception) -> None:
+    client = Bench(requests_per_minute=1).clients.identify(None)
+    with pytest.raises(type(error)), client.running():
+        admitted()
+        raise error
+    with pytest.raises(QueueFullError, match="1 requests per minute"), client.running():
+        pass
+
+
+def test_a_deadline_of_the_clients_own_counts() -> None:
+    client = Bench(requests_per_minute=1).clients.identify(None)
+    with pytest.raises(DeadlineExceededError), client.running():
+        raise DeadlineExceededError("the request's deadline passed")
+    with pytest.raises(QueueFullError), client.running():
         pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gateway.trace.config import NO_TRACES, TraceConfig
 from gateway.trace.request_trace import RequestTrace
-from gateway.trace.store import SLOW_FOR_S, TraceStore
+from gateway.trace.slowest import SLOW_FOR_S
+from gateway.trace.store import TraceStore
 from tests.gateway.trace.conftest import Clock
 
 

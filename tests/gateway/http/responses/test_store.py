@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.access.readers import ANONYMOUS
 from gateway.generation import ChatMessage
 from gateway.http.responses.store import ResponseStore, StoredResponse
 from pagewire.kit.errors import NotFoundError
 
 
-def response(name: str, num_bytes: int = 10) -> StoredResponse:
-    return StoredResponse(name, b"x" * num_bytes, (ChatMessage("user", ""),))
+def response(name: str, num_bytes: int = 10, client: str = ANONYMOUS) -> StoredResponse:
+    return StoredResponse(name, b"x" * num_bytes, (ChatMessage("user", ""),), (), client)
 
 
 def kept(store: ResponseStore, names: str) -> str:
@@ -58,3 +59,13 @@ def test_what_is_not_kept_is_not_found_by_name() -> None:
     assert caught.value.field == "previous_response_id"
     with pytest.raises(NotFoundError):
         store.remove("resp_x")
+
+
+def test_responses_of_others_are_not_found_and_make_room_all_the_same() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=100)
+    store.add(response("a", client="team-a"))
+    with pytest.raises(NotFoundError):
+        store.remove("a")
+    store.add(response("b"))
+    store.add(response("c"))
+    assert kept(store, "abc") == "bc"
