@@ -106,8 +106,8 @@ class ChatTemplates:
         if DEFAULT_TEMPLATE in self.templates:
             return self.templates[DEFAULT_TEMPLATE]
         raise InvalidRequestError(
-            "the model has no chat template; send a prompt in place of messages, or start the "
-            "tokenizer service with --chat-template",
+            "the model has no chat template; send a prompt in place of messages, or start "
+            "`pagewire serve`, or the tokenizer service, with --chat-template FILE",
             reason="NO_CHAT_TEMPLATE",
             field="messages",
         )

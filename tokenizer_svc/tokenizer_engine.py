@@ -102,8 +102,8 @@ class TokenizerEngine:
         trusted = request.chat_template is None
         if not trusted and not self.limits.trust_request_chat_template:
             raise InvalidRequestError(
-                "templates in requests are off; start the tokenizer service with "
-                "--trust-request-chat-template to allow them",
+                "templates in requests are off; start `pagewire serve`, or the tokenizer "
+                "service, with --trust-request-chat-template to allow them",
                 reason="CHAT_TEMPLATE_NOT_TRUSTED",
                 field="chat_template",
             )

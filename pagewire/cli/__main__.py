@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pagewire import __version__
 from pagewire.kit import garbage
 from pagewire.kit.first_signals import end_on_sigterm
+from pagewire.kit.plain_text import one_line
 
 EXIT_INTERRUPTED = 130
 
@@ -91,7 +92,7 @@ def _run(command: Command, arguments: list[str]) -> int:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return exit_code
 
 

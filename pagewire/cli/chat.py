@@ -10,6 +10,7 @@ from pagewire.cli.generation import Message, stream_chat
 from pagewire.cli.session import ClientConfig, Session, open_session
 from pagewire.kit.config import OneLineParser, add_arguments, from_namespace
 from pagewire.kit.errors import PagewireError
+from pagewire.kit.plain_text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     add_arguments(parser, ChatConfig)
     namespace = parser.parse_args(list(arguments))
     config = from_namespace(ChatConfig, namespace)
-    with open_session(config.target, config.model) as session:
+    with open_session(config) as session:
         conversation = Conversation(session, config)
         if namespace.message is not None:
             conversation.say(namespace.message)
@@ -57,7 +58,7 @@ class Conversation:
         config = self._config
         answer: list[str] = []
         texts = stream_chat(
-            self._session.channel, [*self.messages, question], config.answer, config.api_key
+            self._session.gateway, [*self.messages, question], config.answer, config.api_key
         )
         try:
             self._session.print_answer(texts, answer)
@@ -83,4 +84,4 @@ def _converse(conversation: Conversation) -> None:
         except KeyboardInterrupt:
             print("[stopped]", file=sys.stderr)
         except PagewireError as exc:
-            print(f"error: {exc.message}", file=sys.stderr)
+            print(f"error: {one_line(exc.message)}", file=sys.stderr)

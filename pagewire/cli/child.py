@@ -115,6 +115,11 @@ class ChildProcess:
             self._on_line(self.spec.name, line)
 
 
+def in_words(name: str) -> str:
+    """Return a child's name as a sentence has it: `the worker`, and of several `worker-1`."""
+    return name if name[-1:].isdigit() else f"the {name}"
+
+
 def describe_exit(code: int) -> str:
     """Return an exit code in words."""
     if code < 0:

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     add_arguments(parser, CompleteConfig)
     namespace = parser.parse_args(list(arguments))
     config = from_namespace(CompleteConfig, namespace)
-    with open_session(config.target, config.model) as session:
-        texts = stream_completion(session.channel, namespace.text, config.answer, config.api_key)
+    with open_session(config) as session:
+        texts = stream_completion(session.gateway, namespace.text, config.answer, config.api_key)
         session.print_answer(texts, [])
     return 0

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from pagewire.cli.child import in_words
+from pagewire.kit.plain_text import one_line, without_controls
+
 _LOUD_LEVELS = frozenset({"warning", "error", "critical"})
 # In every line, or shown in another way.
 _PLAIN_KEYS = frozenset({"event", "level", "timestamp", "logger", "service", "exception"})
@@ -80,7 +83,8 @@ class Console:
 
     def restarting(self, child: str, reason: str, delay_s: float) -> None:
         self.release()
-        self.say(f"pagewire: the {child} died ({_cut(reason)}); starting it again in {delay_s:g} s")
+        name, why = in_words(child), _cut(reason)
+        self.say(f"pagewire: {name} died ({why}); starting it again in {delay_s:g} s")
 
     def release(self) -> None:
         """Show what was held back, and hold nothing back from now on."""
@@ -92,7 +96,7 @@ class Console:
     def gave_up(self, reason: str) -> None:
         """Say why the stack ends, in one line; what was held back says the same in more words."""
         self._held.clear()
-        self.say(f"error: {reason}")
+        self.say(f"error: {one_line(reason)}")
 
     def say(self, text: str) -> None:
         """Write a line of our own."""
@@ -175,11 +179,10 @@ def _readable(child: str, record: dict[str, Any], *, traceback: bool) -> str:
     text = " ".join([f"{child}: {record.get('level', 'info')}: {record['event']}", *fields])
     exception = str(record.get("exception", "")).strip()
     if exception and traceback:
-        return f"{_cut(text)}\n{exception}"
+        return f"{_cut(text)}\n{without_controls(exception)}"
     return _cut(f"{text} ({exception.splitlines()[-1]})" if exception else text)
 
 
 def _cut(text: str, limit: int = _MAX_TEXT_CHARS) -> str:
-    # A child's text must not move the cursor or change the terminal.
-    clean = "".join(char if char.isprintable() else " " for char in text)
+    clean = one_line(text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"

@@ -1,6 +1,7 @@
 """The gateway's HTTP API as commands ask it: one GET, one JSON object, one-line errors.
 
-It knows no path and no object: the commands do.
+A key goes to the host that the user names and to no other: no redirect is followed, and a proxy of
+the environment is meant for the web. It knows no path and no object: the commands do.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from http.client import HTTPException
-from typing import Any
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.parse import urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from pagewire.kit.errors import ServiceUnavailableError
 
@@ -55,7 +56,7 @@ def get_object(
     if api_key is not None:
         request.add_header("authorization", f"Bearer {api_key}")
     try:
-        with urlopen(request, timeout=timeout_s) as response:
+        with _OPENER.open(request, timeout=timeout_s) as response:
             answer = json.loads(response.read(_MAX_ANSWER_BYTES))
     except HTTPError as exc:
         raise ServiceUnavailableError(_error_text(url, what, exc)) from exc
@@ -75,7 +76,28 @@ def terminal_width() -> int:
     return max(MIN_WIDTH, shutil.get_terminal_size().columns)
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    """Leaves redirects to the caller, as errors."""
+
+    def redirect_request(
+        self,
+        req: Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> Request | None:
+        return None
+
+
+_OPENER = build_opener(ProxyHandler({}), _NoRedirects)
+
+
 def _error_text(url: str, what: str, exc: HTTPError) -> str:
+    if 300 <= exc.code < 400:
+        target = urljoin(exc.url, exc.headers.get("location", ""))
+        return f"{url} redirects to {target}; name what you trust with the key by --url"
     try:
         message = str(json.loads(exc.read(_MAX_ANSWER_BYTES))["error"]["message"])
     except (ValueError, LookupError, TypeError, OSError):

@@ -51,6 +51,19 @@ class SamplingFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectedGateway:
+    """Where requests go."""
+
+    channel: grpc.aio.Channel
+    target: str
+    """Its address, for messages."""
+
+    @property
+    def stub(self) -> inference_pb2_grpc.InferenceServiceAsyncStub:
+        return inference_pb2_grpc.InferenceServiceStub(self.channel)
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
 
@@ -59,7 +72,7 @@ class Message:
 
 
 async def stream_chat(
-    channel: grpc.aio.Channel,
+    gateway: ConnectedGateway,
     messages: Sequence[Message],
     flags: SamplingFlags,
     api_key: str | None,
@@ -74,14 +87,14 @@ async def stream_chat(
         sampling=flags.sampling(),
         stopping=flags.stopping(),
     )
-    stub = inference_pb2_grpc.InferenceServiceStub(channel)
-    async with aclosing(_texts(stub.Chat(request, metadata=_metadata(api_key)))) as texts:
+    call = gateway.stub.Chat(request, metadata=_metadata(api_key))
+    async with aclosing(_texts(call, gateway.target)) as texts:
         async for text in texts:
             yield text
 
 
 async def stream_completion(
-    channel: grpc.aio.Channel, prompt: str, flags: SamplingFlags, api_key: str | None
+    gateway: ConnectedGateway, prompt: str, flags: SamplingFlags, api_key: str | None
 ) -> AsyncGenerator[str]:
     """Yield the continuation of the prompt as it comes.
 
@@ -91,13 +104,13 @@ async def stream_completion(
     request = inference_pb2.GenerateRequest(
         text=prompt, sampling=flags.sampling(), stopping=flags.stopping()
     )
-    stub = inference_pb2_grpc.InferenceServiceStub(channel)
-    async with aclosing(_texts(stub.Generate(request, metadata=_metadata(api_key)))) as texts:
+    call = gateway.stub.Generate(request, metadata=_metadata(api_key))
+    async with aclosing(_texts(call, gateway.target)) as texts:
         async for text in texts:
             yield text
 
 
-async def _texts(call: grpc.aio.UnaryStreamCall[Any, R]) -> AsyncGenerator[str]:
+async def _texts(call: grpc.aio.UnaryStreamCall[Any, R], target: str) -> AsyncGenerator[str]:
     """Yield the text of the deltas; cancel the call when it is left early."""
     try:
         async for response in call:
@@ -106,7 +119,7 @@ async def _texts(call: grpc.aio.UnaryStreamCall[Any, R]) -> AsyncGenerator[str]:
             if text:
                 yield text
     except grpc.aio.AioRpcError as exc:
-        raise _readable(exc) from exc
+        raise _readable(exc, target) from exc
     finally:
         call.cancel()
 
@@ -115,10 +128,10 @@ def _metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
-def _readable(exc: grpc.aio.AioRpcError) -> PagewireError:
+def _readable(exc: grpc.aio.AioRpcError, target: str) -> PagewireError:
     error = from_rpc_error(exc)
     if error.reason == "PEER_UNAVAILABLE":  # the transport's word: there are no details of ours
         return ServiceUnavailableError(
-            "the connection to the gateway was lost", reason=error.reason
+            f"the connection to the gateway at {target} was lost", reason=error.reason
         )
     return error

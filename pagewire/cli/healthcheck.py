@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pagewire.kit.channels import check_target
 from pagewire.kit.config import load_config
 from pagewire.kit.healthcheck import check
+from pagewire.kit.plain_text import one_line
 from pagewire.kit.tls import PeerTls, TlsIdentity
 
 _ANY = "any"
@@ -62,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     status = asyncio.run(check(config.target, service, config.timeout_s, config.peer_tls()))
     # Why a connection failed is the transport's talk, long and without news.
     tell = status.reason and status.status != "UNREACHABLE"
-    reason = f": {status.reason}" if tell else ""
+    reason = f": {one_line(status.reason)}" if tell else ""
     stream = sys.stdout if status.serving else sys.stderr
     print(f"{config.target} is {status.status}{reason}", file=stream)
     return 0 if status.serving else 1

@@ -12,6 +12,7 @@ from pagewire.kit.channels import check_target, open_channel
 from pagewire.kit.config import OneLineParser, add_arguments, from_namespace
 from pagewire.kit.errors import ServiceUnavailableError, from_rpc_error
 from pagewire.kit.logs import LEVELS
+from pagewire.kit.plain_text import one_line
 from pagewire.kit.tls import TlsIdentity
 from pagewire.v1 import admin_pb2, admin_pb2_grpc
 
@@ -45,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     config = from_namespace(LogLevelConfig, namespace)
     previous = asyncio.run(set_log_level(config, namespace.level))
     what = config.logger or "everything"
-    print(f"{config.target}: {what} logs at {namespace.level} now ({previous} before)")
+    print(f"{config.target}: {what} logs at {namespace.level} now ({one_line(previous)} before)")
     return 0
 
 

@@ -17,6 +17,7 @@ from pagewire.cli.gateway_api import DEFAULT_URL, MIN_WIDTH, check_url, get_obje
 from pagewire.cli.map_view import Look, draw_map
 from pagewire.kit.config import load_config
 from pagewire.kit.errors import ServiceUnavailableError
+from pagewire.kit.plain_text import one_line
 
 _CLEAR = "\x1b[H\x1b[J"
 
@@ -82,7 +83,7 @@ def _show(config: MapCommandConfig, answer: Mapping[str, Any] | str) -> None:
     if config.json:
         text = json.dumps({"error": answer} if isinstance(answer, str) else answer)
     else:
-        text = answer if isinstance(answer, str) else _frame(config, answer)
+        text = one_line(answer) if isinstance(answer, str) else _frame(config, answer)
     is_live = sys.stdout.isatty() and not config.json
     print(f"{_CLEAR}{text}" if is_live else text, flush=True)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagewire.cli.map_figures import edge_text, figure_lines, process_text
+from pagewire.kit.plain_text import one_line, plain
 
 Box = Mapping[str, Any]
 
@@ -51,11 +52,12 @@ def draw_map(answer: Mapping[str, Any], url: str, look: Look) -> str:
         url: Where it came from.
         look: How to draw.
     """
+    answer = plain(answer)
     boxes: list[Box] = list(answer["boxes"])
     limiting = answer["diagnosis"]["box"]
     edges = {edge["to"]: edge for edge in answer["edges"]}
     at = time.strftime("%H:%M:%S", time.localtime(answer["created"]))
-    head = textwrap.wrap(_clean(f"pagewire map  {url}  {at}"), look.width)
+    head = textwrap.wrap(one_line(f"pagewire map  {url}  {at}"), look.width)
     lines = [*head, "", *_diagnosis(answer["diagnosis"], look), ""]
     for row in _rows(boxes):
         columns = [
@@ -68,12 +70,11 @@ def draw_map(answer: Mapping[str, Any], url: str, look: Look) -> str:
 def _diagnosis(diagnosis: Mapping[str, Any], look: Look) -> Iterator[str]:
     verdict, box = diagnosis["verdict"], diagnosis["box"]
     head = f"{verdict} at {box}" if box else verdict
-    text = _clean(f"{head}: {diagnosis['summary']}")
-    for line in textwrap.wrap(text, look.width):
+    for line in textwrap.wrap(f"{head}: {diagnosis['summary']}", look.width):
         yield line if verdict in _QUIET else look.strong(line)
     for number, tried in enumerate(diagnosis["try"]):
         lead = "try  " if number == 0 else "or   "
-        yield from textwrap.wrap(_clean(lead + tried), look.width, subsequent_indent="     ")
+        yield from textwrap.wrap(lead + tried, look.width, subsequent_indent="     ")
 
 
 def _rows(boxes: Sequence[Box]) -> Iterator[list[list[Box]]]:
@@ -99,7 +100,7 @@ def _card(
     yield _fit(f"  │ {edge}" if edge else "", look.card_width)
     mark = "»" if is_limiting else "─"
     state = "" if box["state"] == "ready" else f" {box['state']} "
-    title = _clean(f"{mark} {box['id']} ")[: look.card_width - len(state) - 4]
+    title = f"{mark} {box['id']} "[: look.card_width - len(state) - 4]
     fill = "─" * (look.card_width - 3 - len(title) - len(state))
     yield shown(f"┌{title}{fill}{state}─┐")
     for text in [*figure_lines(box), process_text(box["process"])]:
@@ -121,8 +122,3 @@ def _side_by_side(columns: Sequence[Sequence[str]], look: Look) -> Iterator[str]
 
 def _fit(text: str, width: int) -> str:
     return text[:width].ljust(width)
-
-
-def _clean(text: str) -> str:
-    # Names and addresses must not move the cursor or change the terminal.
-    return "".join(char if char.isprintable() else " " for char in text)

@@ -18,6 +18,7 @@ from pagewire.cli.operator_table import operator_table, worker_lines
 from pagewire.kit.channels import check_target, open_channel
 from pagewire.kit.config import load_config
 from pagewire.kit.errors import PagewireError, ServiceUnavailableError, from_rpc_error
+from pagewire.kit.plain_text import one_line
 from pagewire.kit.sockets import listening_sockets
 from pagewire.kit.tasks import cancel_and_wait
 from pagewire.kit.tls import TlsIdentity
@@ -87,7 +88,7 @@ async def profile(config: ProfileConfig) -> int:
     finally:
         await asyncio.gather(*(worker.channel.close() for worker in workers))
     for line in (*worker_lines(targets, results), "", *operator_table(results)):
-        print(line)
+        print(one_line(line))
     return 0
 
 

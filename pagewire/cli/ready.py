@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +19,7 @@ from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import from_rpc_error
 from pagewire.kit.health import SERVING
 from pagewire.kit.healthcheck import check
+from pagewire.kit.plain_text import one_line
 
 GATEWAY_SERVICE = "pagewire.v1.InferenceService"
 SCHEDULER_SERVICE = "pagewire.v1.SchedulerService"
@@ -75,6 +76,44 @@ async def count_serving(targets: Iterable[str], service: str) -> int:
         *(check(target, service, _CHECK_TIMEOUT_S) for target in targets)
     )
     return sum(answer.serving for answer in answers)
+
+
+async def tell_why_not_ready(
+    target: str, service: str, say: Callable[[str], None], interval_s: float = 30.0
+) -> None:
+    """Say what a start that takes long waits for, each reason once; until cancelled.
+
+    Args:
+        target: Of the server.
+        service: Which is to serve.
+        say: Takes a line.
+        interval_s: From one question to the next.
+    """
+    told = ""
+    while True:
+        await asyncio.sleep(interval_s)
+        status = await check(target, service, _CHECK_TIMEOUT_S)
+        if status.status == "NOT_SERVING" and status.reason not in ("", told):
+            told = status.reason
+            say(f"pagewire: not ready yet: {one_line(told)}")
+
+
+async def watch_serving(
+    targets: Sequence[str], service: str, on_serving: Callable[[int], None]
+) -> None:
+    """Wait until all servers have served, and call with the place of each one as it does.
+
+    Raises:
+        ExceptionGroup: Something answers that is no health service.
+    """
+
+    async def wait(place: int, target: str) -> None:
+        await wait_serving(target, service)
+        on_serving(place)
+
+    async with asyncio.TaskGroup() as group:
+        for place, target in enumerate(targets):
+            group.create_task(wait(place, target))
 
 
 async def wait_serving(target: str, service: str) -> None:

@@ -18,12 +18,13 @@ from pagewire.cli.console import Console
 from pagewire.cli.installed import missing_service, missing_smg_proto
 from pagewire.cli.ready import (
     GATEWAY_SERVICE,
-    SCHEDULER_SERVICE,
-    count_serving,
     ready_line,
+    tell_why_not_ready,
     wait_serving,
 )
+from pagewire.cli.replicas import ReplicaWatch
 from pagewire.cli.stack import MODULES, plan_children, plan_environment
+from pagewire.cli.stack_children import stack_children
 from pagewire.cli.stack_config import ServeConfig, StackConfig
 from pagewire.cli.supervisor import Supervisor
 from pagewire.kit.config import ConfigError, load_config
@@ -119,43 +120,50 @@ async def _run(
     signals: StopSignals,
 ) -> int:
     """Run the started stack to its end; return the exit code."""
+    replicas = ReplicaWatch(
+        stack_children(config.stack.data_parallel_size, config.engine.parallel.world_size),
+        addresses,
+        supervisor.mark_up,
+        console.say,
+    )
     supervisor.start()
     # Not by its public port, which may want a certificate.
     target = addresses.admin_listen["gateway"]
     serving = asyncio.create_task(wait_serving(target, GATEWAY_SERVICE))
+    telling = asyncio.create_task(tell_why_not_ready(target, GATEWAY_SERVICE, console.say))
     failed = asyncio.create_task(supervisor.wait_failed())
     stopped = asyncio.create_task(signals.first.wait())
     try:
         await asyncio.wait({serving, failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             serving.result()
-            supervisor.ready = True
+            await cancel_and_wait(telling)
             console.clear_progress()
             console.release()
             for address in addresses.vllm_grpc:
                 console.say(f"pagewire: VllmEngine for smg: grpc://{address}")
-            print(await _ready_line(config, addresses), flush=True)
-            await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            num_up = await replicas.begin()
+            watching = asyncio.create_task(replicas.watch(num_up))
+            print(_ready_line(config, addresses, num_up), flush=True)
+            try:
+                await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_and_wait(watching)
         if failed.done():
             console.gave_up(failed.result())
             await supervisor.stop(_GIVEN_UP_TIMEOUT_S)
             return 1
         return await _drain(config, supervisor, console, signals)
     finally:
-        await cancel_and_wait(serving, failed, stopped)
+        await cancel_and_wait(serving, telling, failed, stopped)
 
 
-async def _ready_line(config: ServeConfig, addresses: Addresses) -> str:
-    num_replicas = config.stack.data_parallel_size
-    schedulers = [a for name, a in addresses.admin_listen.items() if name.startswith("scheduler")]
-    # The gateway is ready with the first of them, however long a busy machine lets its answer wait.
-    is_several = num_replicas > 1
-    num_up = max(1, await count_serving(schedulers, SCHEDULER_SERVICE)) if is_several else None
+def _ready_line(config: ServeConfig, addresses: Addresses, num_up: int) -> str:
     return ready_line(
         addresses,
         config.engine.served_model_names[0],
         wants_key=bool(config.secrets.api_key or config.gateway.api_key_file),
-        num_replicas=num_replicas,
+        num_replicas=config.stack.data_parallel_size,
         num_up=num_up,
     )
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from pagewire.cli.generation import DEFAULT_TARGET, SamplingFlags
+from pagewire.cli.client_tls import ClientTls
+from pagewire.cli.generation import DEFAULT_TARGET, ConnectedGateway, SamplingFlags
 from pagewire.cli.own_stack import own_stack
 from pagewire.cli.ready import GATEWAY_SERVICE
 from pagewire.kit.channels import check_target, open_channel
 from pagewire.kit.errors import ServiceUnavailableError
 from pagewire.kit.healthcheck import HealthStatus, check
+from pagewire.kit.plain_text import without_controls
+from pagewire.kit.tls import PeerTls
 
 _CHECK_TIMEOUT_S = 5.0
 
@@ -36,6 +39,7 @@ class ClientConfig:
     api_key: str | None = field(default=None, repr=False, metadata={"secret": True})
     """Key to send, if the gateway wants one: SECRET, or NAME=SECRET as the gateway has it."""
     answer: SamplingFlags = field(default_factory=SamplingFlags)
+    tls: ClientTls = field(default_factory=ClientTls)
 
     def __post_init__(self) -> None:
         if self.target is not None:
@@ -45,8 +49,8 @@ class ClientConfig:
 class Session:
     """An open channel and its event loop. Use it from the main thread."""
 
-    def __init__(self, runner: asyncio.Runner, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
+    def __init__(self, runner: asyncio.Runner, gateway: ConnectedGateway) -> None:
+        self.gateway = gateway
         self._runner = runner
 
     def print_answer(self, texts: AsyncGenerator[str], answer: list[str]) -> None:
@@ -68,51 +72,55 @@ class Session:
 
 
 @contextmanager
-def open_session(target: str | None, model: str) -> Iterator[Session]:
-    """Open a session with the gateway at `target`, or with a stack of our own.
-
-    Args:
-        target: None: the default address if a gateway answers there, else a stack of our own.
-        model: What a stack of our own serves.
+def open_session(config: ClientConfig) -> Iterator[Session]:
+    """Open a session with the gateway of the configuration, or with a stack of our own.
 
     Raises:
+        ConfigError: A file cannot be used.
         ServiceUnavailableError: No gateway serves there, or the stack did not start.
     """
+    target, tls = config.target or DEFAULT_TARGET, config.tls.peer()
     with asyncio.Runner() as runner:
-        status = runner.run(check(target or DEFAULT_TARGET, GATEWAY_SERVICE, _CHECK_TIMEOUT_S))
+        status = runner.run(check(target, GATEWAY_SERVICE, _CHECK_TIMEOUT_S, tls))
         if status.serving:
-            with _connected(runner, target or DEFAULT_TARGET) as session:
+            with _connected(runner, target, tls) as session:
                 yield session
-        elif target is None and status.status == "UNREACHABLE":
+        elif config.target is None and tls is None and status.status == "UNREACHABLE":
             print("pagewire: no gateway is up; starting a stack of our own", file=sys.stderr)
-            with own_stack(model) as own_target, _connected(runner, own_target) as session:
+            with own_stack(config.model) as own_target, _connected(runner, own_target) as session:
                 yield session
         else:
-            raise ServiceUnavailableError(_not_serving(target or DEFAULT_TARGET, status))
+            raise ServiceUnavailableError(_not_serving(target, status, is_tls=tls is not None))
 
 
 @contextmanager
-def _connected(runner: asyncio.Runner, target: str) -> Iterator[Session]:
+def _connected(
+    runner: asyncio.Runner, target: str, tls: PeerTls | None = None
+) -> Iterator[Session]:
     async def connect() -> grpc.aio.Channel:
-        return open_channel(target)
+        return open_channel(target, tls=tls)
 
     channel = runner.run(connect())
     try:
-        yield Session(runner, channel)
+        yield Session(runner, ConnectedGateway(channel, target))
     finally:
         runner.run(channel.close())
 
 
 async def _print_all(texts: AsyncGenerator[str], answer: list[str]) -> None:
+    # What goes into a file or another program is the model's text as it is.
+    shown = without_controls if sys.stdout.isatty() else str
     async with aclosing(texts):
         async for text in texts:
             answer.append(text)
-            sys.stdout.write(text)
+            sys.stdout.write(shown(text))
             sys.stdout.flush()
 
 
-def _not_serving(target: str, status: HealthStatus) -> str:
+def _not_serving(target: str, status: HealthStatus, *, is_tls: bool) -> str:
     if status.status == "UNREACHABLE":
+        if is_tls:
+            return f"no gateway answers at {target} by TLS, or its certificate is not trusted"
         return f"no gateway answers at {target}; start one with `pagewire serve`"
     reason = f": {status.reason}" if status.reason else ""
     return f"the gateway at {target} is {status.status}{reason}"

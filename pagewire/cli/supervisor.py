@@ -10,11 +10,11 @@ import asyncio
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pagewire.cli.child import ChildProcess, ChildSpec, describe_exit
+from pagewire.cli.child import ChildProcess, ChildSpec, describe_exit, in_words
 from pagewire.kit.config import ConfigError
 from pagewire.kit.tasks import TaskOwner
 
@@ -49,8 +49,9 @@ class RestartPolicy:
 class Supervisor:
     """Runs children until `stop`. Belongs to one event loop, on the main thread.
 
-    While it is not `ready`, a child that ends itself with an `error: ...` line is not started
-    again: what keeps a service from starting at all (a missing model, a port in use) stays wrong.
+    A child that was not `up` yet and ends itself with an `error: ...` line is not started again:
+    what keeps a service from starting at all (a missing model, a port in use) stays wrong. Nor are
+    its deaths forgotten: one that is killed each time it loads a model would be started for ever.
     Exit code 2, a configuration error, is never retried.
     """
 
@@ -72,8 +73,8 @@ class Supervisor:
             policy: Default: 5 deaths in 60 s are too many.
             clock: Seconds, monotonic.
         """
-        self.ready = False
         self._specs = tuple(specs)
+        self._up: set[str] = set()
         self._environment = environment
         self._observer = observer
         self._policy = policy or RestartPolicy()
@@ -94,6 +95,10 @@ class Supervisor:
         for spec in reversed(self._specs):
             task = self._tasks.spawn(self._supervise(spec), name=f"supervise {spec.name}")
             self._supervising[spec.name] = task
+
+    def mark_up(self, names: Iterable[str] | None = None) -> None:
+        """Note that children do what they are for; None: all. It stays so when they die."""
+        self._up.update([spec.name for spec in self._specs] if names is None else names)
 
     def pid(self, name: str) -> int | None:
         """Return the process id of a child that runs, None while it does not."""
@@ -149,7 +154,7 @@ class Supervisor:
             try:
                 child = await ChildProcess.start(spec, self._environment, self._observer.line)
             except OSError as exc:
-                self._give_up(f"the {spec.name} cannot be started: {exc.strerror or exc}")
+                self._give_up(f"{in_words(spec.name)} cannot be started: {exc.strerror or exc}")
                 return
             code = await self._run(child)
             if ending.is_set():
@@ -175,23 +180,22 @@ class Supervisor:
 
     def _judge(self, child: ChildProcess, code: int, deaths: deque[float]) -> float | None:
         """Return the seconds until the next start; None: it was given up."""
-        name, policy = child.spec.name, self._policy
+        name, policy = in_words(child.spec.name), self._policy
+        is_up = child.spec.name in self._up
         reason = describe_exit(code) + (f": {child.error}" if child.error else "")
-        if code == ConfigError.exit_code or (child.error and code and not self.ready):
-            self._give_up(f"the {name} cannot start: {child.error or describe_exit(code)}")
+        if code == ConfigError.exit_code or (child.error and code and not is_up):
+            self._give_up(f"{name} cannot start: {child.error or describe_exit(code)}")
             return None
         now = self._clock()
         deaths.append(now)
-        while deaths[0] <= now - policy.window_s:
+        while is_up and deaths[0] <= now - policy.window_s:
             deaths.popleft()
         if len(deaths) >= policy.max_deaths:
-            self._give_up(
-                f"the {name} died {len(deaths)} times within {policy.window_s:g} s, "
-                f"last with {reason}"
-            )
+            since = f"within {policy.window_s:g} s" if is_up else "before it was ready"
+            self._give_up(f"{name} died {len(deaths)} times {since}, last with {reason}")
             return None
         delay_s = policy.delay_s(len(deaths))
-        self._observer.restarting(name, reason, delay_s)
+        self._observer.restarting(child.spec.name, reason, delay_s)
         return delay_s
 
     def _give_up(self, message: str) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagewire.kit.plain_text import plain
+
 _FULL, _SLIVER = "█", "▏"
 _MIN_BAR = 8
 _MAX_SHOWN_ROWS = 60
@@ -24,6 +26,7 @@ class _Row:
 
 def draw_trace(trace: Mapping[str, Any], width: int) -> str:
     """Return one request: what it was, its timeline, and the sums of its parts."""
+    trace = plain(trace)
     duration_s = float(trace["duration_s"])
     lines = [
         *_wrapped(_head(trace), width),
@@ -40,7 +43,7 @@ def draw_list(traces: Sequence[Mapping[str, Any]], width: int) -> str:
     if not traces:
         return "no requests yet"
     rows = [("id", "took", "first token", "tokens", "longest part", "status")]
-    for trace in traces:
+    for trace in map(plain, traces):
         parts = trace["parts"]
         longest = max(parts, key=parts.get, default="")
         took_s = trace["duration_s"]

@@ -30,8 +30,9 @@ class AsyncGenerationStream:
     `async with`, or call `cancel`. Read by one task.
     """
 
-    def __init__(self, call: AsyncRetryingStream) -> None:
+    def __init__(self, call: AsyncRetryingStream, target: str) -> None:
         self._call = call
+        self._target = target
         self._state = GenerationState()
 
     @property
@@ -78,14 +79,14 @@ class AsyncGenerationStream:
             if (delta := self._state.read(response)) is not None:
                 return delta
         if not self._state.is_complete:
-            raise incomplete_answer()
+            raise incomplete_answer(self._target)
         raise StopAsyncIteration
 
     async def _read(self) -> Any:
         try:
             return await self._call.read()
         except grpc.aio.AioRpcError as exc:
-            raise readable(exc) from exc
+            raise readable(exc, self._target) from exc
         except asyncio.CancelledError:
             if self._call.is_cancelled:
                 raise request_cancelled() from None
@@ -149,6 +150,11 @@ class AsyncClient:
         self._methods: inference_pb2_grpc.InferenceServiceAsyncStub | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+
+    @property
+    def target(self) -> str:
+        """Where it connects, as gRPC resolves it."""
+        return self._endpoint.target
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> RequestOutput:
         """Continue a prompt and return the whole outputs.
@@ -280,11 +286,12 @@ class AsyncClient:
 
     def _stream(self, method: str, request: Any, timeout: float | None) -> AsyncGenerationStream:
         start, attempts = self._prepare(method, request), self._attempts(method, timeout)
-        return AsyncGenerationStream(AsyncRetryingStream(start, attempts, self._pauses))
+        call = AsyncRetryingStream(start, attempts, self._pauses)
+        return AsyncGenerationStream(call, self._endpoint.target)
 
     async def _call(self, method: str, request: Any, seconds: float | None) -> Any:
         start, attempts = self._prepare(method, request), self._attempts(method, seconds)
         try:
             return await call_unary(start, attempts, self._pauses)
         except grpc.aio.AioRpcError as exc:
-            raise readable(exc) from exc
+            raise readable(exc, self._endpoint.target) from exc

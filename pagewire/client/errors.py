@@ -20,15 +20,25 @@ def request_cancelled() -> RequestCancelledError:
     return RequestCancelledError("the request was cancelled")
 
 
-def incomplete_answer() -> ServiceUnavailableError:
-    """The stream ended in good order, but too early: something between cut it."""
-    return ServiceUnavailableError("the answer ended too early", reason="INCOMPLETE_ANSWER")
+def incomplete_answer(target: str) -> ServiceUnavailableError:
+    """The stream ended in good order, but too early: something between cut it.
+
+    Args:
+        target: Where the call went.
+    """
+    message = f"the answer of the gateway at {target} ended too early"
+    return ServiceUnavailableError(message, reason="INCOMPLETE_ANSWER")
 
 
-def readable(error: grpc.aio.AioRpcError | grpc.Call) -> PagewireError:
-    """Return the exception that a failed call stands for. Raise it `from error`."""
+def readable(error: grpc.aio.AioRpcError | grpc.Call, target: str) -> PagewireError:
+    """Return the exception that a failed call stands for. Raise it `from error`.
+
+    Args:
+        error: Of the call.
+        target: Where it went.
+    """
     exc = from_rpc_error(error)
     if exc.reason in ("PEER_UNAVAILABLE", "CANCELLED_BY_PEER"):  # the transport's word
-        message = "the gateway cannot be reached, or the connection to it was lost"
+        message = f"the gateway at {target} cannot be reached, or the connection to it was lost"
         return ServiceUnavailableError(message, reason=exc.reason)
     return exc

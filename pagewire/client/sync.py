@@ -34,8 +34,9 @@ class GenerationStream:
     do. One thread reads.
     """
 
-    def __init__(self, call: RetryingStream) -> None:
+    def __init__(self, call: RetryingStream, target: str) -> None:
         self._call = call
+        self._target = target
         self._state = GenerationState()
 
     @property
@@ -82,7 +83,7 @@ class GenerationStream:
             if (delta := self._state.read(response)) is not None:
                 return delta
         if not self._state.is_complete:
-            raise incomplete_answer()
+            raise incomplete_answer(self._target)
         raise StopIteration
 
     def _read(self) -> Any:
@@ -96,7 +97,9 @@ class GenerationStream:
             raise
 
     def _failure(self, exc: grpc.RpcError) -> PagewireError:
-        return request_cancelled() if self._call.is_cancelled else readable(cast(grpc.Call, exc))
+        if self._call.is_cancelled:
+            return request_cancelled()
+        return readable(cast(grpc.Call, exc), self._target)
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +167,11 @@ class Client:
         else:
             self._channel = grpc.insecure_channel(endpoint.target, options=endpoint.options)
         self._methods = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    @property
+    def target(self) -> str:
+        """Where it connects, as gRPC resolves it."""
+        return self._endpoint.target
 
     def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> RequestOutput:
         """Continue a prompt and return the whole outputs.
@@ -273,11 +281,13 @@ class Client:
 
     def _stream(self, method: str, request: Any, timeout: float | None) -> GenerationStream:
         start, attempts = self._prepare(method, request), self._attempts(method, timeout)
-        return GenerationStream(RetryingStream(start, attempts, self._pauses))
+        return GenerationStream(
+            RetryingStream(start, attempts, self._pauses), self._endpoint.target
+        )
 
     def _call(self, method: str, request: Any, timeout: float | None) -> Any:
         start, attempts = self._prepare(method, request), self._attempts(method, timeout)
         try:
             return call_unary(start, attempts, self._pauses)
         except grpc.RpcError as exc:
-            raise readable(cast(grpc.Call, exc)) from exc
+            raise readable(cast(grpc.Call, exc), self._endpoint.target) from exc

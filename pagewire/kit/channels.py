@@ -87,7 +87,8 @@ def open_channel(
         return ContextChannel(
             grpc.aio.insecure_channel(check_target(target), options=list(merged.items()))
         )
-    merged["grpc.ssl_target_name_override"] = tls.server_name
+    if tls.server_name:
+        merged["grpc.ssl_target_name_override"] = tls.server_name
     merged.update(options)
     return ContextChannel(
         grpc.aio.secure_channel(check_target(target), tls.current(), list(merged.items()))

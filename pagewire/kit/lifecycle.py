@@ -20,6 +20,7 @@ import uvloop
 from pagewire.kit.config import ConfigError
 from pagewire.kit.errors import PagewireError
 from pagewire.kit.logs import flush_logs, get_logger
+from pagewire.kit.plain_text import one_line
 from pagewire.kit.sockets import RUNTIME_DIR_ENV, SOCKET_FILES, remove_runtime_dir
 
 PARENT_PID_ENV = "PAGEWIRE_PARENT_PID"
@@ -63,7 +64,7 @@ def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
 
 def _fail(message: str, exit_code: int) -> int:
     flush_logs()
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {one_line(message)}", file=sys.stderr)
     return exit_code
 
 

@@ -29,7 +29,7 @@ class PeerTls:
     credentials: grpc.ChannelCredentials
     """As they were at first."""
     server_name: str
-    """Which the other side's certificate must have."""
+    """Which the other side's certificate must have; empty: that of its address."""
     renewed: Callable[[], grpc.ChannelCredentials] | None = None
     """Gives those of now; None: they stay."""
 

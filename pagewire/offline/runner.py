@@ -204,10 +204,10 @@ class _Run:
         except PagewireError as exc:
             error = exc
         except grpc.RpcError as exc:
-            error = readable(cast(grpc.Call, exc))
+            error = readable(cast(grpc.Call, exc), self._client.target)
         missing = result.missing()
         if error is None and missing.prompts:
-            error = incomplete_answer()
+            error = incomplete_answer(self._client.target)
         return missing, error if missing.prompts else None
 
     def _start(self, message: Any) -> Iterator[Any]:

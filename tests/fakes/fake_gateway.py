@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pagewire.kit.errors import InvalidRequestError
+from pagewire.kit.port_security import PortSecurity
 from pagewire.kit.server import ServerConfig, ServiceServer
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -68,7 +69,11 @@ def _delta(response: Any, text: str) -> Any:
 
 @asynccontextmanager
 async def running_gateway(
-    listen: str = "127.0.0.1:0", *, serving: bool = True, admin_listen: str | None = None
+    listen: str = "127.0.0.1:0",
+    *,
+    serving: bool = True,
+    admin_listen: str | None = None,
+    public: PortSecurity | None = None,
 ) -> AsyncIterator[tuple[Any, str]]:
     """Run a fake gateway; give the servicer and the target."""
     servicer = FakeInferenceService()
@@ -76,7 +81,8 @@ async def running_gateway(
     def register(server: Any) -> None:
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
-    server = ServiceServer(ServerConfig(listen, admin_listen), SERVICE_NAME, [register])
+    config = ServerConfig(listen, admin_listen)
+    server = ServiceServer(config, SERVICE_NAME, [register], public=public)
     await server.start()
     await server.set_serving(serving, "starting")
     try:

@@ -99,6 +99,7 @@ async def _open(server: ServerFlags) -> Target:
             ignore_eos=server.ignore_eos,
             api_key=server.api_key,
             timeout_s=server.request_timeout_s,
+            tls=server.tls.peer(),
         )
     try:
         model = server.model or await first_model(server.base_url, server.api_key)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pagewire.cli.bench.figures import REQUEST_METRICS
+from pagewire.cli.client_tls import ClientTls
 
 
 class Backend(StrEnum):
@@ -41,8 +42,12 @@ class ServerFlags:
     """JSON object of more fields for the body of each HTTP request, such as {"top_k": 1}."""
     request_timeout_s: float = field(default=600.0, metadata={"flag": "--request-timeout"})
     """Seconds until a request counts as failed."""
+    tls: ClientTls = field(default_factory=ClientTls)
 
     def __post_init__(self) -> None:
+        if self.tls.is_on and self.backend is not Backend.GRPC:
+            rule = "is of --backend grpc; HTTP is encrypted where --base-url begins with https://"
+            raise ValueError("backend", self.backend.value, rule)
         if self.request_timeout_s <= 0:
             raise ValueError("request_timeout_s", self.request_timeout_s, "must be above 0")
         try:

@@ -7,8 +7,9 @@ import time
 import grpc
 
 from pagewire.cli.bench.record import BenchRequestError, Job, RequestRecord
+from pagewire.client.errors import readable
 from pagewire.kit.channels import open_channel
-from pagewire.kit.errors import from_rpc_error
+from pagewire.kit.tls import PeerTls
 from pagewire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 
@@ -23,6 +24,7 @@ class GrpcTarget:
         ignore_eos: bool,
         api_key: str | None,
         timeout_s: float,
+        tls: PeerTls | None = None,
     ) -> None:
         """Prepare; the first request connects.
 
@@ -32,11 +34,13 @@ class GrpcTarget:
             ignore_eos: Ask for all tokens.
             api_key: For `authorization`.
             timeout_s: For a whole request.
+            tls: How the connection is secured; None: plain text.
 
         Raises:
             ValueError: `target` is no address.
         """
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, tls=tls)
+        self._target = target
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._model = model
         self._ignore_eos = ignore_eos
@@ -60,7 +64,9 @@ class GrpcTarget:
                     record.num_output_tokens = response.usage.completion_tokens
                     record.num_cached_tokens = response.usage.cached_tokens
         except grpc.aio.AioRpcError as exc:
-            raise BenchRequestError(f"{exc.code().name}: {from_rpc_error(exc).message}") from None
+            raise BenchRequestError(
+                f"{exc.code().name}: {readable(exc, self._target).message}"
+            ) from None
         finally:
             call.cancel()
         if not has_usage:

@@ -11,6 +11,7 @@ from typing import Any
 from pagewire import __version__
 from pagewire.cli.bench.figures import Figures, Summary
 from pagewire.kit.machine import describe_machine
+from pagewire.kit.plain_text import one_line
 
 _NAMES = {
     "ttft": "time to first token",
@@ -71,7 +72,7 @@ def _notes(figures: Figures) -> Iterator[str]:
     if figures.num_completed and not figures.are_tokens_counted:
         yield "\nThe server does not tell token counts: tokens are counts of messages."
     for message, count in list(figures.errors.items())[:_MAX_ERRORS]:
-        yield f"\n{count} failed: {message}"
+        yield f"\n{count} failed: {one_line(message)}"
 
 
 def _row(name: str, value: str) -> str:

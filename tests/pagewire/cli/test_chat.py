@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from pagewire.kit.pem import PemPaths
+from pagewire.kit.port_security import PortSecurity
 from tests.e2e.stack import ROOT
 from tests.fakes.fake_gateway import FakeInferenceService, running_gateway
 from tests.fakes.fake_service import write_fake_services
+from tests.security.authority import Authority
 
 
 @dataclass
@@ -130,6 +133,19 @@ async def test_a_gateway_that_is_not_there_is_one_clear_line():
     assert result.err == (
         "error: no gateway answers at 127.0.0.1:1; start one with `pagewire serve`\n"
     )
+
+
+async def test_a_gateway_with_tls_is_talked_to(tmp_path):
+    its = Authority(tmp_path, "ca").issue("gateway.test")
+    paths = PemPaths(its.cert, its.key, None, ("", "", ""))
+    trusting = [f"--root-certificates={its.ca}", "--tls-server-name=gateway.test"]
+    async with running_gateway(public=PortSecurity(paths, is_public=True)) as (_, target):
+        result = await pagewire("chat", "hello", "--target", target, *trusting)
+        assert (result.code, result.out, result.err) == (0, "hello \n", "")
+        result = await pagewire("complete", "hello", "--target", target, "--tls")
+        assert result.err == (
+            f"error: no gateway answers at {target} by TLS, or its certificate is not trusted\n"
+        )
 
 
 @pytest.mark.parametrize(

@@ -123,3 +123,21 @@ def test_a_death_shows_what_came_before_it():
         "worker: error: out_of_memory",
         "pagewire: the worker died (signal SIGKILL); starting it again in 0.2 s",
     ]
+
+
+def test_one_of_several_children_goes_by_its_name():
+    stream = io.StringIO()
+    Console(stream).restarting("worker-1", "exit code 3", 1.0)
+    assert stream.getvalue().startswith("pagewire: worker-1 died (exit code 3); starting it")
+
+
+def test_no_text_of_a_child_can_drive_the_terminal():
+    stream = io.StringIO()
+    console = Console(stream, verbose=True)
+    console.line("worker", "Fatal\x1b[2J")
+    console.line("worker", record("x\x1b", "error", path="\x9b", exception="T\x1b[2J\n  File x"))
+    console.restarting("worker", "exit\x1b[2J", 1.0)
+    console.gave_up("no model \x1b]0;owned\x07\nat all")
+    assert "\x1b" not in stream.getvalue() and "\x9b" not in stream.getvalue()
+    assert stream.getvalue().endswith("error: no model  ]0;owned  at all\n")
+    assert "\n  File x\n" in stream.getvalue()

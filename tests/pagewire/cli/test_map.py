@@ -112,6 +112,20 @@ def test_a_name_cannot_change_the_terminal() -> None:
     assert "\x1b" not in draw_map(answer, "http://\x1b]0;x", Look(80))
 
 
+@pytest.mark.parametrize("control", ["\x1b[2J", "\n", "\x9b", "\u202e"])
+def test_no_text_of_a_map_can_drive_the_terminal(control: str) -> None:
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, str):
+            return value + control
+        if isinstance(value, dict):
+            return {name: spoilt(each) for name, each in value.items()}
+        return [spoilt(item) for item in value] if isinstance(value, list) else value
+
+    text = draw_map(spoilt(make_answer()), "http://h:1", Look(120))
+    assert text.replace("\n", "").isprintable()
+    assert "scheduler-0" in text and "the batch is full" in text
+
+
 def test_figures_have_the_unit_that_their_name_says() -> None:
     assert as_text("x_bytes", 5 << 30) == "5.0 GiB"
     assert as_text("x_ms", 0.25) == "0.25 ms"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 
 import pytest
 
 from pagewire.cli.addresses import Addresses
-from pagewire.cli.ready import count_serving, parse_ready_line, ready_line
+from pagewire.cli.ready import (
+    count_serving,
+    parse_ready_line,
+    ready_line,
+    tell_why_not_ready,
+    watch_serving,
+)
+from pagewire.kit.tasks import cancel_and_wait
 from tests.pagewire.kit.echo_service import SERVICE, start_echo
 
 ADDRESSES = Addresses("127.0.0.1:8000", "127.0.0.1:50050", {}, {})
@@ -39,3 +47,42 @@ async def test_those_that_serve_are_counted_and_nobody_is_waited_for() -> None:
         await serving.server.set_serving(True)
         targets = [serving.server.address, starting.server.address, "127.0.0.1:1"]
         assert await count_serving(targets, SERVICE) == 1
+
+
+async def test_servers_are_told_as_they_begin_to_serve() -> None:
+    async with start_echo() as first, start_echo() as second, start_echo() as third:
+        await first.server.set_serving(True)
+        targets = [each.server.address for each in (third, second, first)]
+        told = asyncio.Queue[int]()
+        watching = asyncio.create_task(watch_serving(targets, SERVICE, told.put_nowait))
+        assert await told.get() == 2
+        await third.server.set_serving(True)
+        assert await told.get() == 0
+        await second.server.set_serving(True)
+        assert await told.get() == 1
+        await watching
+
+
+async def test_the_watch_of_servers_can_be_ended() -> None:
+    async with start_echo() as starting:
+        watching = asyncio.create_task(watch_serving([starting.server.address], SERVICE, print))
+        await asyncio.sleep(0)
+        await cancel_and_wait(watching)
+        assert watching.cancelled()
+
+
+async def test_what_a_long_start_waits_for_is_said_once_a_reason() -> None:
+    async with start_echo() as starting:
+        said = asyncio.Queue[str]()
+        target = starting.server.address
+        telling = asyncio.create_task(tell_why_not_ready(target, SERVICE, said.put_nowait, 0.01))
+        for reason in ("no scheduler\x1b[2J", "no tokenizer"):
+            await starting.server.set_serving(False, reason)
+            while not (line := await said.get()).startswith(
+                f"pagewire: not ready yet: {reason[:12]}"
+            ):
+                pass  # what it said before there was a reason of the test's own
+            assert line.isprintable()
+        await starting.server.set_serving(True)
+        await cancel_and_wait(telling)
+        assert said.empty()

@@ -139,7 +139,9 @@ def test_a_child_that_cannot_start_is_one_clear_line(start):
 def test_a_child_that_keeps_dying_is_given_up(start):
     stack = start(FAKE_SCHEDULER_SVC="crash")
     assert stack.end() == 1
-    assert errors(stack) == ["error: the scheduler died 5 times within 60 s, last with exit code 3"]
+    assert errors(stack) == [
+        "error: the scheduler died 5 times before it was ready, last with exit code 3"
+    ]
     assert stack.stderr().count("starting it again") == 4
 
 

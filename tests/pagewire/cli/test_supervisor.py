@@ -94,8 +94,13 @@ async def test_a_killed_child_is_started_again(supervise, recorder):
 async def test_a_child_that_keeps_dying_is_given_up_after_growing_pauses(supervise, recorder):
     supervisor = supervise(a="raise SystemExit(3)")
     message = await supervisor.wait_failed()
-    assert message == "the a died 3 times within 60 s, last with exit code 3"
+    assert message == "the a died 3 times before it was ready, last with exit code 3"
     assert [delay for _, _, delay in recorder.restarts] == [0.001, 0.002]
+
+
+async def test_one_of_several_goes_by_its_name(supervise):
+    supervisor = supervise(**{"worker-1": "raise SystemExit(3)"})
+    assert (await supervisor.wait_failed()).startswith("worker-1 died 3 times before")
 
 
 async def test_deaths_outside_the_window_are_forgotten(recorder):
@@ -107,15 +112,45 @@ async def test_deaths_outside_the_window_are_forgotten(recorder):
         policy=QUICK,
         clock=lambda: next(times),
     )
+    supervisor.mark_up()
     supervisor.start()
-    assert "died 3 times" in await supervisor.wait_failed()
+    assert "the a died 3 times within 60 s" in await supervisor.wait_failed()
     assert [delay for _, _, delay in recorder.restarts] == [0.001, 0.001, 0.001, 0.002]
     await supervisor.stop(0)
 
 
+async def test_no_death_of_a_child_that_was_never_up_is_forgotten(recorder):
+    """One that is killed whenever it loads its model lives longer than the window each time."""
+    times = iter([0.0, 100.0, 200.0])
+    supervisor = Supervisor(
+        [ChildSpec(name, (sys.executable, "-I", "-c", SLEEPER)) for name in "ab"],
+        {},
+        recorder,
+        policy=QUICK,
+        clock=lambda: next(times),
+    )
+    supervisor.mark_up(["b"])
+    supervisor.start()
+    failed = asyncio.create_task(supervisor.wait_failed())
+    while not failed.done():
+        if (pid := supervisor.pid("a")) is not None:
+            psutil.Process(pid).kill()
+        await asyncio.wait({failed}, timeout=0.01)
+    assert failed.result() == "the a died 3 times before it was ready, last with signal SIGKILL"
+    await supervisor.stop(0)
+
+
+async def test_an_error_of_one_that_was_never_up_is_not_tried_again(supervise, recorder):
+    """Others may be: the stack is ready with the first of several replicas."""
+    supervisor = supervise(a=SLEEPER, b="import sys; print('error: no GPU'); sys.exit(1)")
+    supervisor.mark_up(["a"])
+    assert await supervisor.wait_failed() == "the b cannot start: no GPU"
+    assert recorder.restarts == []
+
+
 async def test_a_configuration_error_is_not_tried_again(supervise, recorder):
     supervisor = supervise(a="import sys; print('error: --x: no'); sys.exit(2)")
-    supervisor.ready = True
+    supervisor.mark_up()
     assert await supervisor.wait_failed() == "the a cannot start: --x: no"
     assert recorder.restarts == []
 
@@ -128,7 +163,7 @@ async def test_an_error_before_the_stack_is_ready_is_not_tried_again(supervise, 
 
 async def test_an_error_once_the_stack_was_ready_is_tried_again(supervise, recorder):
     supervisor = supervise(a="import sys; print('error: lost'); sys.exit(1)")
-    supervisor.ready = True
+    supervisor.mark_up()
     assert "died 3 times" in await supervisor.wait_failed()
     assert recorder.restarts[0] == ("a", "exit code 1: lost", 0.001)
 

@@ -18,11 +18,14 @@ class Gateway(BaseHTTPRequestHandler):
 
     status = 200
     body = b"{}"
+    location = ""
     asked: list[tuple[str, str | None]] = []  # noqa: RUF012 - of one test
 
     def do_GET(self) -> None:
         Gateway.asked.append((self.path, self.headers.get("authorization")))
         self.send_response(Gateway.status)
+        if Gateway.location:
+            self.send_header("location", Gateway.location)
         self.end_headers()
         self.wfile.write(Gateway.body)
 
@@ -33,6 +36,7 @@ class Gateway(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     Gateway.status, Gateway.body, Gateway.asked = 200, json.dumps(TRACE).encode(), []
+    Gateway.location = ""
     server = HTTPServer(("127.0.0.1", 0), Gateway)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -79,6 +83,38 @@ def test_errors_say_what_to_change(
     error = capsys.readouterr().err
     assert word in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_redirect_is_told_and_takes_no_key_along(
+    url: str, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    """Whoever answers for a host could else have the key sent anywhere."""
+    elsewhere = url.replace("127.0.0.1", "localhost") + "/stolen\x1b[2J"
+    Gateway.status, Gateway.location = code, elsewhere
+    assert main(["trace", "x", "--url", url, "--api-key", "secret"]) == 1
+    assert Gateway.asked == [("/v1/requests/x/trace", "Bearer secret")]
+    error = capsys.readouterr().err
+    assert "redirects to http://localhost" in error and "--url" in error
+    assert "\x1b" not in error and len(error.splitlines()) == 1
+
+
+def test_a_proxy_of_the_environment_gets_no_key(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert main(["trace", "x", "--url", url, "--api-key", "secret"]) == 0
+    assert "worker: prefill" in capsys.readouterr().out
+
+
+def test_an_error_of_the_gateway_cannot_drive_the_terminal(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Gateway.status = 404
+    Gateway.body = json.dumps({"error": {"message": "no\x1b]0;x\x07 trace\nof it\x9b2J"}}).encode()
+    assert main(["trace", "x", "--url", url]) == 1
+    assert capsys.readouterr().err == "error: no ]0;x  trace of it 2J\n"
 
 
 def test_nobody_there_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,8 @@ TRACE: dict[str, Any] = {
     ],
 }
 
+BOXES = frozenset(TRACE["boxes"])
+
 
 def _line(text: str, word: str) -> str:
     (line,) = (line for line in text.splitlines() if line.startswith(word))
@@ -114,6 +116,25 @@ def test_a_request_that_never_ran_has_no_first_token() -> None:
     }
     assert "failed: QUEUE_FULL" in draw_trace(failed, 100)
     assert draw_list([failed], 100).splitlines()[1].split()[-1] == "QUEUE_FULL"
+
+
+@pytest.mark.parametrize("control", ["\x1b[2J", "\r", "\n", "\x07", "\x9b", "\u202e"])
+def test_no_text_of_a_trace_can_drive_the_terminal(control: str) -> None:
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, str):
+            return value + control
+        if isinstance(value, dict):
+            return {
+                name + control if name in BOXES else name: spoilt(v) for name, v in value.items()
+            }
+        return [spoilt(item) for item in value] if isinstance(value, list) else value
+
+    trace = spoilt({**TRACE, "error": "QUEUE_FULL"})
+    drawn = draw_trace(trace, 300)
+    listed = draw_list([trace], 300)
+    assert (drawn + listed).replace("\n", "").isprintable()
+    assert len(listed.splitlines()) == 2
+    assert len(drawn.splitlines()) == len(draw_trace({**TRACE, "error": "e"}, 300).splitlines())
 
 
 def test_a_list_names_the_longest_part() -> None:

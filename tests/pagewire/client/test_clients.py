@@ -146,8 +146,13 @@ def test_a_gateway_that_is_not_there_is_told_without_internals(connect):
     with pytest.raises(ServiceUnavailableError) as caught:
         connect("127.0.0.1:1", retry=False).call("generate", "Hi")
     assert caught.value.message == (
-        "the gateway cannot be reached, or the connection to it was lost"
+        "the gateway at 127.0.0.1:1 cannot be reached, or the connection to it was lost"
     )
+
+
+def test_errors_name_all_addresses_that_were_tried(connect):
+    with pytest.raises(ServiceUnavailableError, match=r"at ipv4:127\.0\.0\.1:1,127\.0\.0\.2:1 "):
+        connect(["127.0.0.1:1", "127.0.0.2:1"], retry=False).call("list_models")
 
 
 def test_an_answer_that_is_cut_is_no_answer(gateway, connect):
@@ -155,6 +160,7 @@ def test_an_answer_that_is_cut_is_no_answer(gateway, connect):
     with pytest.raises(ServiceUnavailableError) as caught:
         connect(gateway.target).call("generate", "Hi")
     assert caught.value.reason == "INCOMPLETE_ANSWER"
+    assert gateway.target in caught.value.message
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0.3}, {}])

@@ -24,6 +24,7 @@ from tests.pagewire.cli.bench.scripted_server import (
     text,
     usage,
 )
+from tests.security.authority import Authority
 
 ANSWER = [HEAD, text("a"), text("b"), text("c"), usage(7, 3, 2), DONE]
 
@@ -131,6 +132,10 @@ def test_a_trace_is_replayed_as_text(tmp_path: Path) -> None:
         (["--backend=vllm"], "--backend vllm: must be"),
         (["--base-url=localhost:1"], "must be http://host:port"),
         (["--backend=grpc", "--target=nowhere"], "must be host:port"),
+        (["--backend=openai", "--tls"], "--backend openai: is of --backend grpc"),
+        (["--backend=grpc", "--private-key=x"], "--private-key and --certificate-chain go"),
+        (["--backend=grpc", "--root-certificates=/nonexistent"], "--root-certificates /nonexi"),
+        (["--backend=grpc", f"--root-certificates={__file__}"], "is no PEM file"),
         (["--dataset-path=/nonexistent"], "No such file"),
     ],
 )
@@ -174,10 +179,15 @@ class Scripted(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @contextmanager
-def grpc_serving() -> Iterator[tuple[str, Scripted]]:
+def grpc_serving(
+    credentials: grpc.ServerCredentials | None = None,
+) -> Iterator[tuple[str, Scripted]]:
     servicer, server = Scripted(), grpc.server(ThreadPoolExecutor(4))
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     try:
         yield f"127.0.0.1:{port}", servicer
@@ -204,3 +214,31 @@ def test_a_refusal_over_grpc_is_said(capsys: pytest.CaptureFixture[str]) -> None
         flags = ["--backend=grpc", f"--target={target}", "--text-prompts"]
         assert main(["bench", "serve", *flags]) == 1
     assert "INVALID_ARGUMENT: no text here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wants_certificate", [False, True])
+def test_a_gateway_with_tls_is_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wants_certificate: bool
+) -> None:
+    authority = Authority(tmp_path, "ca")
+    its, ours = authority.issue("gateway.test"), authority.issue("client.test")
+    pair = (its.key.read_bytes(), its.cert.read_bytes())
+    trusted = its.ca.read_bytes() if wants_certificate else None
+    credentials = grpc.ssl_server_credentials([pair], trusted, wants_certificate)
+    own = [f"--private-key={ours.key}", f"--certificate-chain={ours.cert}"]
+    trusting = [f"--root-certificates={its.ca}", "--tls-server-name=gateway.test"]
+    with grpc_serving(credentials) as (target, servicer):
+        flags = ["--backend=grpc", f"--target={target}", "--num-prompts=2", "--request-timeout=20"]
+        needed = [*trusting, *own] if wants_certificate else trusting
+        assert main(["bench", "serve", *flags, *needed]) == 0
+        num_requests = len(servicer.requests)
+        for lacking in ([], ["--tls"], needed[:-1] if not wants_certificate else trusting):
+            capsys.readouterr()
+            assert main(["bench", "serve", *flags, *lacking]) == 1
+            assert f"the gateway at {target} cannot be reached" in capsys.readouterr().err
+        assert len(servicer.requests) == num_requests
+
+
+def test_a_gateway_that_is_away_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--backend=grpc", "--target=127.0.0.1:1"]) == 1
+    assert "UNAVAILABLE: the gateway at 127.0.0.1:1 cannot be reached" in capsys.readouterr().err
