@@ -16,7 +16,6 @@ With the model of `benchmarks.tiny_llama` and `--device cpu` the worker runs rea
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import random
@@ -29,25 +28,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import uvloop
+from measured_stack import (
+    TIMEOUT_S,
+    completions_target,
+    control_plane_flags,
+    find_services,
+    when_and_where,
+)
 
-from pagewire import __version__
 from pagewire.cli.bench.driver import Driver
 from pagewire.cli.bench.grpc_target import GrpcTarget
-from pagewire.cli.bench.openai_target import OpenAITarget
 from pagewire.cli.bench.record import Job, Target
 from pagewire.cli.own_stack import OwnStack, start_own_stack
-from pagewire.kit.machine import describe_machine
 
-SERVICES = {
-    "gateway": "gateway",
-    "tokenizer_svc": "tokenizer",
-    "scheduler_svc": "scheduler",
-    "worker_svc": "worker",
-}
 # Control tokens are outside of it, in every vocabulary that is of use here.
 FIRST_TOKEN_ID, END_TOKEN_ID = 1000, 40_000
-TIMEOUT_S = 600.0
-MODEL_NAME = "measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +66,6 @@ class RunningStack:
     pids: dict[str, int]
 
 
-def find_services(stack: OwnStack) -> dict[str, int]:
-    """Return the process of each service of a stack."""
-    pids = {}
-    for pid in (
-        Path(f"/proc/{stack.process.pid}/task/{stack.process.pid}/children")
-        .read_text(encoding="ascii")
-        .split()
-    ):
-        words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
-        for module, name in SERVICES.items():
-            if module in words:
-                pids[name] = int(pid)
-    return pids
-
-
 def cpu_s(pid: int) -> float:
     """CPU time of a process so far, all its threads."""
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
@@ -106,15 +86,7 @@ def probe_us() -> float:
 def make_target(stack: OwnStack, protocol: str) -> Target:
     if protocol == "grpc":
         return GrpcTarget(stack.target, "", ignore_eos=True, api_key=None, timeout_s=TIMEOUT_S)
-    return OpenAITarget(
-        stack.http_url,
-        MODEL_NAME,
-        is_chat=False,
-        ignore_eos=True,
-        extra_body={},
-        api_key=None,
-        timeout_s=TIMEOUT_S,
-    )
+    return completions_target(stack)
 
 
 async def measure(
@@ -234,14 +206,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     output = options.output.resolve() if options.output else None
     if Path(options.model).is_dir():
         options.model = str(Path(options.model).resolve())
-    flags = [
-        f"--model={options.model}",
-        f"--served-model-name={MODEL_NAME}",
-        f"--device={options.device}",
-        f"--sim-step-time-us={options.step_time_us}",
-        f"--max-num-seqs={max(map(int, options.streams.split(',')))}",
-        "--max-model-len=2048",
-    ]
+    flags = control_plane_flags(options)
     # `python -m` looks into the working directory first: it must be none of the trees.
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         os.chdir(folder)
@@ -252,10 +217,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
         results = uvloop.run(run_all(stacks, options))
         os.chdir("/")
     report = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "load_average": list(os.getloadavg()),
-        "pagewire": __version__,
+        **when_and_where(),
         # Without folders of this machine: results have the trees' names.
         "options": {
             name: str(value)

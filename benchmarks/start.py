@@ -10,9 +10,7 @@ are read when the first token is there: on a shared machine they say more than t
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -22,22 +20,12 @@ from pathlib import Path
 
 import psutil
 import uvloop
+from measured_stack import completions_target, find_services, model_flags, when_and_where
 
-from pagewire import __version__
 from pagewire.cli.bench.driver import Driver
-from pagewire.cli.bench.openai_target import OpenAITarget
 from pagewire.cli.bench.record import Job
 from pagewire.cli.own_stack import OwnStack, start_own_stack
-from pagewire.kit.machine import describe_machine
 
-SERVICES = {
-    "gateway": "gateway",
-    "tokenizer_svc": "tokenizer",
-    "scheduler_svc": "scheduler",
-    "worker_svc": "worker",
-}
-MODEL_NAME = "measured"
-TIMEOUT_S = 600.0
 PROMPT = "The capital of France is"
 
 
@@ -78,15 +66,7 @@ def measure(flags: Sequence[str], caches: Path) -> Start:
 
 async def first_token(stack: OwnStack) -> float:
     """Return when the first output of a request came."""
-    target = OpenAITarget(
-        stack.http_url,
-        MODEL_NAME,
-        is_chat=False,
-        ignore_eos=True,
-        extra_body={},
-        api_key=None,
-        timeout_s=TIMEOUT_S,
-    )
+    target = completions_target(stack)
     records, _ = await Driver(target).run([Job(PROMPT, 4)])
     if records[0].error:
         raise SystemExit(f"error: {records[0].error}")
@@ -95,12 +75,8 @@ async def first_token(stack: OwnStack) -> float:
 
 def find_processes(stack: OwnStack) -> dict[str, psutil.Process]:
     """Return the processes of a stack by name."""
-    serve = psutil.Process(stack.process.pid)
-    found = {"serve": serve}
-    for child in serve.children():
-        words = child.cmdline()
-        found |= {name: child for module, name in SERVICES.items() if module in words}
-    return found
+    pids = {"serve": stack.process.pid, **find_services(stack)}
+    return {name: psutil.Process(pid) for name, pid in pids.items()}
 
 
 def medians(starts: Sequence[Start]) -> dict[str, object]:
@@ -127,11 +103,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     options = parse_args(argv)
-    flags = [
-        f"--model={options.model}",
-        f"--served-model-name={MODEL_NAME}",
-        *options.serve_flags,
-    ]
+    flags = [*model_flags(options.model), *options.serve_flags]
     starts: dict[str, list[Start]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as folder:
         warm = Path(folder) / "warm"
@@ -140,10 +112,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
             starts["cold"].append(measure(flags, Path(folder) / f"cold-{number}"))
             starts["warm"].append(measure(flags, warm))
     report: dict[str, object] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "load_average": list(os.getloadavg()),
-        "pagewire": __version__,
+        **when_and_where(),
         "flags": flags,
         "medians": {name: medians(each) for name, each in starts.items()},
         "rounds": {name: [asdict(start) for start in each] for name, each in starts.items()},

@@ -10,22 +10,19 @@ a token of each of so many streams.
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 import uvloop
-from control_plane import MODEL_NAME, RunningStack, find_services, parse_args, run_all
+from control_plane import RunningStack, parse_args, run_all
+from measured_stack import control_plane_flags, find_services, when_and_where
 
 from gateway.trace.output_trace import UNTRACED, TracedOutput, UntracedOutput
 from gateway.trace.step_ledger import NO_LEDGER, StepLedger
-from pagewire import __version__
 from pagewire.cli.own_stack import start_own_stack
-from pagewire.kit.machine import describe_machine
 from pagewire.v1 import scheduler_pb2
 
 # The first one is what ratios are taken to.
@@ -51,14 +48,7 @@ def bookkeeping_ns(ledger: StepLedger, outputs: Sequence[UntracedOutput]) -> flo
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     options = parse_args(argv)
-    flags = [
-        f"--model={options.model}",
-        f"--served-model-name={MODEL_NAME}",
-        f"--device={options.device}",
-        f"--sim-step-time-us={options.step_time_us}",
-        f"--max-num-seqs={max(map(int, options.streams.split(',')))}",
-        "--max-model-len=2048",
-    ]
+    flags = control_plane_flags(options)
     bookkeeping = {
         f"{num_streams} streams": {
             "on": bookkeeping_ns(StepLedger(), [TracedOutput() for _ in range(num_streams)]),
@@ -74,10 +64,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
             stacks.append(RunningStack(name, stack, find_services(stack)))
         results = uvloop.run(run_all(stacks, options))
     report = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine(),
-        "load_average": list(os.getloadavg()),
-        "pagewire": __version__,
+        **when_and_where(),
         # Without the file that this goes into: its folder is of no use to anybody else.
         "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
         "bookkeeping_ns_per_token": bookkeeping,
