@@ -28,10 +28,10 @@ REPEATS = 12
 FLOOR_ROWS = (1, 8, 32, 64, 1024)
 # Layers, and (output, input) features of the linear layers of one: SmolLM2-135M's configuration.
 NUM_LAYERS = 30
-# Times slower: the processor has no instructions for such numbers, and more rows take minutes.
-_HOPELESS = 4.0
 LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
 VOCABULARY = (49_152, 576)
+# Times slower: the processor has no instructions for such numbers, and more rows take minutes.
+_HOPELESS = 4.0
 
 
 def gemm_rate() -> float:
