@@ -1,12 +1,14 @@
 """Steps of the worker on a CPU: the kernels against PyTorch on the same model, side by side.
 
     python benchmarks/cpu_worker.py --output benchmarks/results/NAME.json
+    python benchmarks/cpu_worker.py --backends cpu,cpu@../before    # two states of the sources
 
-Each backend runs in a process of its own with the model loaded; they take turns, a measured run
-each, with a probe of the machine's matrix products beside every round, so that a machine that
-slows down slows all. Ratios are medians over rounds of the same round's times. No gateway and no
-scheduler: what is measured is `ModelRunner.execute`, sampling (greedy) included. CPU seconds are
-those of the whole process; on a machine that others use too they tell more than the clock.
+`BACKEND@FOLDER` runs the sources in another folder, whose kernels must be built there. Each backend
+runs in a process of its own with the model loaded; they take turns, a measured run each, with a
+probe of the machine's matrix products beside every round, so that a machine that slows down slows
+all. Ratios are medians over rounds of the same round's times. No gateway and no scheduler: what is
+measured is `ModelRunner.execute`, sampling (greedy) included. CPU seconds are those of the whole
+process; on a machine that others use too they tell more than the clock.
 """
 
 from __future__ import annotations
@@ -162,15 +164,21 @@ def serve(model: str, backend: str, num_threads: int, num_steps: int, rounds: in
 
 
 class Server:
-    """A backend in a process of its own."""
+    """A backend in a process of its own, `BACKEND` or `BACKEND@FOLDER`."""
 
     def __init__(self, backend: str, arguments: argparse.Namespace) -> None:
-        self.backend = backend
-        command = [sys.executable, __file__, "--serve", backend, f"--model={arguments.model}"]
-        for name in ("threads", "steps", "rounds"):
-            command.append(f"--{name}={getattr(arguments, name)}")
+        name, _, folder = backend.partition("@")
+        self.backend = f"{name}@{Path(folder).name}" if folder else name
+        command = [sys.executable, __file__, "--serve", name, f"--model={arguments.model}"]
+        for option in ("threads", "steps", "rounds"):
+            command.append(f"--{option}={getattr(arguments, option)}")
+        sources = Path(folder) if folder else Path(__file__).parents[1]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(sources.resolve())},
         )
         self.loaded = self._read()
 

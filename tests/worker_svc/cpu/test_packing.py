@@ -15,7 +15,9 @@ from worker_svc.weights.dequantize import dequantize
 Floats = npt.NDArray[np.float32]
 
 TYPES = pytest.mark.parametrize("ggml_type", list(KINDS), ids=lambda kind: kind.name)
-SHAPES = pytest.mark.parametrize(("rows", "num_blocks"), [(16, 1), (48, 3), (7, 2), (41, 5)])
+SHAPES = pytest.mark.parametrize(
+    ("rows", "num_blocks"), [(16, 1), (48, 3), (7, 2), (41, 5), (24, 38)]
+)
 
 
 def make(
@@ -70,13 +72,14 @@ def test_a_product_keeps_close_to_the_exact_one(kernels: Kernels, ggml_type: Ggm
 
 
 @TYPES
+@SHAPES
 def test_a_row_of_tokens_is_the_same_whatever_is_beside_it(
-    kernels: Kernels, ggml_type: GgmlType
+    kernels: Kernels, ggml_type: GgmlType, rows: int, num_blocks: int
 ) -> None:
-    matrix, _ = make(kernels, ggml_type, 41, 5)
+    matrix, _ = make(kernels, ggml_type, rows, num_blocks)
     inputs = np.random.default_rng(3).standard_normal((MAX_TOKENS, matrix.columns), np.float32)
     whole = matrix.multiply(inputs)
-    for count in (1, 2, 3, 4, 5, 64):
+    for count in (1, 2, 3, 4, 5, 11, 12, 15, 64):
         np.testing.assert_array_equal(matrix.multiply(inputs[:count]), whole[:count])
     np.testing.assert_array_equal(matrix.multiply(inputs[100:101]), whole[100:101])
 

@@ -32,7 +32,9 @@ def make_cache(
     return PagedCache(backend, spec, lengths, block_size=block_size, num_blocks=NUM_BLOCKS)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 128), (7, 1, 80)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 128), (8, 2, 80), (7, 1, 80)]
+)
 @pytest.mark.parametrize("window", [None, 1, 5, 70])
 @pytest.mark.parametrize("block_size", [16, 128])
 def test_prefill_and_decode_agree_with_plain_attention(
@@ -98,6 +100,8 @@ def test_what_is_not_finite_reaches_the_queries_that_see_it(
     assert not by_head[12:seen_until, 2:, 3].isfinite().any()  # the heads of KV head 1
     for queries in (slice(0, 12), slice(seen_until, 20)):
         assert torch.equal(spoiled[queries], good[queries])
+    [last] = cache.step([(0, 19, 20)])
+    torch.testing.assert_close(last, spoiled[19:], rtol=0, atol=0, equal_nan=True)
 
 
 def test_tensors_of_graphs_give_a_plain_step(kernels: Kernels) -> None:

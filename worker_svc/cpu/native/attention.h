@@ -5,84 +5,15 @@
 // blocks are multiples of kLanes.
 #pragma once
 
+#include "few_queries.h"
+#include "float_products.h"
 #include "kernels.h"
+#include "kv_tile.h"
 
 namespace pagewire {
 namespace {
 
 constexpr float kLowest = -1e30f; // starts the running maximum
-
-// out[r][c] (+)= sum over k in order of left[r][k] * right[k][c], of kRows rows and kVectors
-// vectors of columns.
-template <int kRows, int kVectors>
-inline void multiply_block(const float *left, int left_stride, const float *right,
-                           int right_stride, int depth, float *out, int out_stride, bool adds) {
-  Vector sums[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v)
-      sums[r][v] = adds ? load(out + r * out_stride + v * kLanes) : splat(0.0f);
-  for (int k = 0; k < depth; ++k) {
-    const float *values = right + int64_t{k} * right_stride;
-    for (int r = 0; r < kRows; ++r) {
-      const Vector factor = splat(left[r * left_stride + k]);
-      for (int v = 0; v < kVectors; ++v)
-        sums[r][v] = fma(factor, load(values + v * kLanes), sums[r][v]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r)
-    for (int v = 0; v < kVectors; ++v) store(out + r * out_stride + v * kLanes, sums[r][v]);
-}
-
-template <int kRows>
-inline void multiply_rows(const float *left, int left_stride, const float *right, int right_stride,
-                          int depth, float *out, int out_stride, int columns, bool adds) {
-  int c = 0;
-  for (; c + 2 * kLanes <= columns; c += 2 * kLanes)
-    multiply_block<kRows, 2>(left, left_stride, right + c, right_stride, depth, out + c,
-                             out_stride, adds);
-  if (c < columns)
-    multiply_block<kRows, 1>(left, left_stride, right + c, right_stride, depth, out + c,
-                             out_stride, adds);
-}
-
-void multiply_floats(const float *left, int left_stride, const float *right, int right_stride,
-                     int depth, float *out, int out_stride, int rows, int columns, bool adds) {
-  int r = 0;
-  for (; r + 4 <= rows; r += 4)
-    multiply_rows<4>(left + r * left_stride, left_stride, right, right_stride, depth,
-                     out + r * out_stride, out_stride, columns, adds);
-  left += r * left_stride;
-  out += r * out_stride;
-  switch (rows - r) {
-  case 3:
-    multiply_rows<3>(left, left_stride, right, right_stride, depth, out, out_stride, columns, adds);
-    break;
-  case 2:
-    multiply_rows<2>(left, left_stride, right, right_stride, depth, out, out_stride, columns, adds);
-    break;
-  case 1:
-    multiply_rows<1>(left, left_stride, right, right_stride, depth, out, out_stride, columns, adds);
-    break;
-  default:
-    break;
-  }
-}
-
-void write_kv(const Pages &pages, int64_t slot, const float *key, const float *value) {
-  const int size = pages.block_size, dim = pages.head_dim;
-  const int64_t block = slot / size, offset = slot % size;
-  for (int h = 0; h < pages.num_kv_heads; ++h) {
-    const int64_t head = (block * pages.num_kv_heads + h) * size * dim;
-    uint16_t *keys = pages.keys + head + offset;
-    uint16_t *values = pages.values + head + offset * dim;
-    for (int d = 0; d < dim; d += kLanes) {
-      uint16_t halves[kLanes];
-      store_half(halves, load(key + h * dim + d));
-      for (int i = 0; i < kLanes; ++i) keys[int64_t{d + i} * size] = halves[i];
-      store_half(values + d, load(value + h * dim + d));
-    }
-  }
-}
 
 // What attend works in, cut from one piece of scratch memory.
 struct Workspace {
@@ -107,36 +38,6 @@ struct Workspace {
 
 int64_t scratch_floats(int32_t num_queries, int32_t head_dim) {
   return 2LL * kKeyTile * head_dim + num_queries * (2LL * head_dim + kKeyTile + 2);
-}
-
-// Copies `count` positions from `start` on; the rest of the last block comes along, and is not
-// used. Returns whether all values that count are finite.
-bool gather(const Pages &pages, const Queries &queries, int start, int count,
-            const Workspace &work) {
-  const int size = pages.block_size, dim = pages.head_dim;
-  Vector rest = splat(0.0f);
-  for (int done = 0; done < count;) {
-    const int position = start + done, offset = position % size;
-    const int64_t block = queries.block_table[position / size];
-    const int64_t head = (block * pages.num_kv_heads + queries.kv_head) * size * dim;
-    int width = size - offset;
-    if (width > kKeyTile - done) width = kKeyTile - done;
-    for (int d = 0; d < dim; ++d)
-      for (int i = 0; i < width; i += kLanes)
-        store(work.keys + d * kKeyTile + done + i,
-              load_half(pages.keys + head + int64_t{d} * size + offset + i));
-    for (int i = 0; i < width && done + i < count; ++i) {
-      const uint16_t *from = pages.values + head + int64_t{offset + i} * dim;
-      float *to = work.values + (done + i) * dim;
-      for (int d = 0; d < dim; d += kLanes) {
-        const Vector value = load_half(from + d);
-        rest = add(rest, sub(value, value));
-        store(to + d, value);
-      }
-    }
-    done += width;
-  }
-  return is_zero(rest);
 }
 
 // The keys of a tile, from `start` on, that a query sees: [first, end) within the tile.
@@ -225,15 +126,27 @@ void attend(const Pages &pages, const Queries &queries, float *scratch) {
     start = (queries.first_position + 1 - queries.window) / kKeyTile * kKeyTile;
   for (; start < length; start += kKeyTile) {
     const int count = length - start < kKeyTile ? length - start : kKeyTile;
-    const bool is_finite = gather(pages, queries, start, count, work);
+    const KvTile tile(pages, queries, start, count);
+    const bool is_finite = tile.has_finite_values(dim);
     // Queries before the tile see nothing of it.
     int begin = (start - queries.first_position) * queries.group_size;
     if (begin < 0) begin = 0;
-    const int columns = (count + kLanes - 1) / kLanes * kLanes;
-    multiply_floats(work.queries + int64_t{begin} * dim, dim, work.keys, kKeyTile, dim,
-                    work.scores + begin * kKeyTile, kKeyTile, num_queries - begin, columns, false);
+    const int rows = num_queries - begin;
+    float *scores = work.scores + begin * kKeyTile;
+    // Few queries read the cache as it is: a copy in float32 would serve nobody else.
+    const bool is_copied = rows > kFewQueries || !is_finite;
+    if (is_copied) {
+      copy_tile(tile, pages.block_size, dim, work.keys, work.values);
+      multiply_floats(work.queries + int64_t{begin} * dim, dim, work.keys, kKeyTile, dim, scores,
+                      kKeyTile, rows, (count + kLanes - 1) / kLanes * kLanes, false);
+    } else {
+      score_few(tile, pages.block_size, dim, work.queries + int64_t{begin} * dim, rows, scores);
+    }
     for (int q = begin; q < num_queries; ++q) weigh(work, q, dim, Seen(queries, q, start));
-    add_values(queries, work, start, count, begin, num_queries, dim, is_finite);
+    if (is_copied)
+      add_values(queries, work, start, count, begin, num_queries, dim, is_finite);
+    else
+      add_few(tile, dim, scores, rows, work.sums + int64_t{begin} * dim);
   }
   for (int q = 0; q < num_queries; ++q) {
     float *to = head_of(queries.output, queries.output_stride, queries, q, dim);

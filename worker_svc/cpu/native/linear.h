@@ -1,4 +1,5 @@
-// Packed weights times quantized activations. Included by a variant after its simd_*.h.
+// Packed weights and quantized activations. Included by a variant after its simd_*.h; products.h
+// multiplies them.
 //
 // A matrix is packed in groups of kLanes rows. For each group of rows, in this order:
 //   codes    [columns / 32][...]: vectors whose lane l has weights of row l, in 32 bits, and
@@ -132,142 +133,43 @@ void quantize(const float *input, int32_t size, int32_t token, const Activations
   }
 }
 
-// One row group of a matrix.
-struct RowGroup {
+// How codes lie in a vector: in pairs of weights, of which unpack gives one as 16-bit numbers.
+struct Codes4 {
+  static constexpr int kBytes = kBytes4, kPairs = 4;
+  template <int kPair> static Integers unpack(Integers words) {
+    if constexpr (kPair == 0) return low_nibbles(words);
+    if constexpr (kPair == 3) return shift_right<12>(words);
+    return low_nibbles(shift_right<4 * kPair>(words));
+  }
+};
+
+struct Codes8 {
+  static constexpr int kBytes = kBytes8, kPairs = 2;
+  template <int kPair> static Integers unpack(Integers words) {
+    return kPair == 0 ? low_bytes(words) : high_bytes(words);
+  }
+};
+
+// A group of rows, as products.h reads it.
+template <typename TheCodes, bool kOffsets> struct BlockRows {
+  using Codes = TheCodes;
+  static constexpr int kScales = 1; // of a group of columns
+  static constexpr bool kHasOffsets = kOffsets;
+  // Bytes of a group of columns, with its scales and offsets, which lie elsewhere.
+  static constexpr int kShare = Codes::kBytes + (kOffsets ? 4 : 2) * kLanes;
+
   const uint8_t *codes;
-  const uint16_t *scales;
-  const uint16_t *offsets;
-  int num_groups;
+  const uint16_t *scales, *offsets;
+
+  BlockRows(const Matrix &matrix, int32_t row_group) {
+    const int64_t num_groups = matrix.columns / kGroup;
+    codes = matrix.data + row_group * num_groups * kShare;
+    scales = reinterpret_cast<const uint16_t *>(codes + num_groups * Codes::kBytes);
+    offsets = scales + num_groups * kLanes;
+  }
+  Vector scale(int group, int) const { return load_half(scales + group * kLanes); }
+  Vector offset(int group) const { return load_half(offsets + group * kLanes); }
 };
-
-// Writes the sums of one token; `first` is the row of lane 0.
-inline void finish(const Matrix &matrix, const Output &output, int first, int token, Vector sum) {
-  float *out = output.data + token * output.stride + first;
-  const int left = matrix.rows - first;
-  if (left >= kLanes) {
-    if (output.bias) sum = add(sum, load(output.bias + first));
-    store(out, output.adds ? add(load(out), sum) : sum);
-    return;
-  }
-  float lanes[kLanes];
-  store(lanes, sum);
-  for (int i = 0; i < left; ++i) {
-    const float value = lanes[i] + (output.bias ? output.bias[first + i] : 0.0f);
-    out[i] = output.adds ? out[i] + value : value;
-  }
-}
-
-// Bytes: memory answers late, and a page's end stops the processor's own prefetching.
-constexpr int kAhead = 4096;
-
-// Asks for what is read later, where `p` goes through all bytes in steps of kBytes.
-template <int kBytes> inline void prefetch(const uint8_t *p) {
-#pragma GCC unroll 8
-  for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(p + kAhead + i);
-}
-
-template <int kCount>
-inline void add_pair(Integers (&sums)[kCount], Integers codes, const int16_t *pair) {
-#pragma GCC unroll 4
-  for (int t = 0; t < kCount; ++t)
-    sums[t] = add_products(sums[t], codes, splat_pair(pair + t * kGroup));
-}
-
-// Adds the products of a group of each row with that of kCount tokens.
-struct Group4 {
-  static constexpr int kBytes = kBytes4;
-  template <int kCount>
-  static void add_all(const uint8_t *codes, const int16_t *tokens, Integers (&sums)[kCount]) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const Integers words = codes_at(codes + i * kVectorBytes);
-      const int16_t *pairs = tokens + 8 * i;
-      add_pair(sums, low_nibbles(words), pairs);
-      add_pair(sums, low_nibbles(shift_right<4>(words)), pairs + 2);
-      add_pair(sums, low_nibbles(shift_right<8>(words)), pairs + 4);
-      add_pair(sums, shift_right<12>(words), pairs + 6);
-    }
-  }
-};
-
-struct Group8 {
-  static constexpr int kBytes = kBytes8;
-  template <int kCount>
-  static void add_all(const uint8_t *codes, const int16_t *tokens, Integers (&sums)[kCount]) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      const Integers words = codes_at(codes + i * kVectorBytes);
-      add_pair(sums, low_bytes(words), tokens + 4 * i);
-      add_pair(sums, high_bytes(words), tokens + 4 * i + 2);
-    }
-  }
-};
-
-// Tokens [token, token + kCount) times one row group, whose lane 0 is row `first`. Their sums stay
-// in registers. `token` is a multiple of kTokens.
-template <typename Group, bool kHasOffsets, int kCount>
-void multiply_tokens(const Matrix &matrix, const RowGroup &rows, const Activations &input,
-                     int first, int token, const Output &output) {
-  // Of a group of columns, its scales and offsets included, which lie elsewhere.
-  constexpr int kShare = Group::kBytes + (kHasOffsets ? 4 : 2) * kLanes;
-  Vector sums[kCount];
-  for (int t = 0; t < kCount; ++t) sums[t] = splat(0.0f);
-  for (int g = 0; g < rows.num_groups; ++g) {
-    const uint8_t *codes = rows.codes + int64_t{g} * Group::kBytes;
-    const int64_t place = int64_t{token} * rows.num_groups + g * kTokens;
-    prefetch<kShare>(rows.codes + int64_t{g} * kShare);
-    Integers dots[kCount];
-    for (int t = 0; t < kCount; ++t) dots[t] = zeros();
-    Group::add_all(codes, input.codes + place * kGroup, dots);
-    const Vector scale = load_half(rows.scales + g * kLanes);
-    for (int t = 0; t < kCount; ++t)
-      sums[t] = fma(mul(scale, splat(input.scales[place + t])), to_floats(dots[t]), sums[t]);
-    if (!kHasOffsets) continue;
-    const Vector offset = load_half(rows.offsets + g * kLanes);
-    for (int t = 0; t < kCount; ++t) sums[t] = fma(offset, splat(input.sums[place + t]), sums[t]);
-  }
-  for (int t = 0; t < kCount; ++t) finish(matrix, output, first, token + t, sums[t]);
-}
-
-template <typename Group, bool kHasOffsets>
-void multiply_as(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
-                 const Output &output) {
-  const int num_groups = matrix.columns / kGroup;
-  const int64_t bytes = group_bytes(matrix.kind, matrix.columns);
-  for (int32_t i = begin; i < end; ++i) {
-    RowGroup rows;
-    rows.codes = matrix.data + i * bytes;
-    rows.scales =
-        reinterpret_cast<const uint16_t *>(rows.codes + int64_t{num_groups} * Group::kBytes);
-    rows.offsets = rows.scales + num_groups * kLanes;
-    rows.num_groups = num_groups;
-    const int first = i * kLanes;
-    int token = 0;
-    for (; token + kTokens <= input.num_tokens; token += kTokens)
-      multiply_tokens<Group, kHasOffsets, kTokens>(matrix, rows, input, first, token, output);
-    switch (input.num_tokens - token) {
-    case 3:
-      multiply_tokens<Group, kHasOffsets, 3>(matrix, rows, input, first, token, output);
-      break;
-    case 2:
-      multiply_tokens<Group, kHasOffsets, 2>(matrix, rows, input, first, token, output);
-      break;
-    case 1:
-      multiply_tokens<Group, kHasOffsets, 1>(matrix, rows, input, first, token, output);
-      break;
-    default:
-      break;
-    }
-  }
-}
-
-void multiply(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
-              const Output &output) {
-  if (matrix.kind == kQ4)
-    multiply_as<Group4, true>(matrix, input, begin, end, output);
-  else
-    multiply_as<Group8, false>(matrix, input, begin, end, output);
-}
 
 } // namespace
 } // namespace pagewire

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear.h"
+#include "products.h"
 #include "super_blocks.h"
 
 namespace pagewire {
@@ -37,14 +38,16 @@ void unpack_matrix_row(const Matrix &matrix, int32_t row, float *out) {
 void multiply_matrix(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
                      const Output &output) {
   switch (matrix.kind) {
+  case kQ4:
+    return multiply<BlockRows<Codes4, true>>(matrix, input, begin, end, output);
+  case kQ8:
+    return multiply<BlockRows<Codes8, false>>(matrix, input, begin, end, output);
   case kQ4K:
-    return multiply_super<kQ4K>(matrix, input, begin, end, output);
+    return multiply<SuperRows<kQ4K, Codes4>>(matrix, input, begin, end, output);
   case kQ5K:
-    return multiply_super<kQ5K>(matrix, input, begin, end, output);
-  case kQ6K:
-    return multiply_super<kQ6K>(matrix, input, begin, end, output);
+    return multiply<SuperRows<kQ5K, Codes8>>(matrix, input, begin, end, output);
   default:
-    return multiply(matrix, input, begin, end, output);
+    return multiply<SuperRows<kQ6K, Codes8>>(matrix, input, begin, end, output);
   }
 }
 

@@ -6,7 +6,7 @@ namespace pagewire {
 namespace {
 
 constexpr int32_t kPiecesPerThread = 4; // of a matrix product: threads that others delay do fewer
-constexpr int32_t kTokensPerPiece = 8;
+constexpr int32_t kTokensPerPiece = kTokens;
 
 } // namespace
 
@@ -57,8 +57,8 @@ void Plan::logits(const float *hidden, int32_t num_rows, float *output) {
   for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
     const int32_t count = std::min(kMaxTokens, num_rows - begin);
     prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size, count);
-    multiply_part(model_.head, Output{output + int64_t{begin} * model_.head.rows,
-                                      model_.head.rows, nullptr, false});
+    multiply(Linear{&model_.head, 1, nullptr}, output + int64_t{begin} * model_.head.rows,
+             model_.head.rows, false);
   }
 }
 
@@ -113,22 +113,31 @@ void Plan::prepare(const float *input, int64_t stride, const float *norm, int32_
   });
 }
 
+// All matrices in one piece of work, in pairs of row groups, which the kernels take together.
 void Plan::multiply(const Linear &linear, float *output, int64_t stride, bool adds) {
-  int32_t first = 0;
-  for (int32_t i = 0; i < linear.num_parts; ++i) {
-    const float *bias = linear.bias ? linear.bias + first : nullptr;
-    multiply_part(linear.parts[i], Output{output + first, stride, bias, adds});
-    first += linear.parts[i].rows;
-  }
-}
-
-void Plan::multiply_part(const Matrix &matrix, const Output &output) {
-  const int32_t groups = (matrix.rows + kernels_.lanes - 1) / kernels_.lanes;
-  const int32_t pieces = std::min(groups, kPiecesPerThread * pool_.num_threads());
+  const int32_t pair_rows = 2 * kernels_.lanes;
+  auto pairs_of = [&](const Matrix &matrix) { return (matrix.rows + pair_rows - 1) / pair_rows; };
+  int32_t num_pairs = 0;
+  for (int32_t i = 0; i < linear.num_parts; ++i) num_pairs += pairs_of(linear.parts[i]);
+  const int32_t pieces = std::min(num_pairs, kPiecesPerThread * pool_.num_threads());
   auto piece = [&](int32_t index, int32_t) {
-    const auto begin = static_cast<int32_t>(int64_t{groups} * index / pieces);
-    const auto end = static_cast<int32_t>(int64_t{groups} * (index + 1) / pieces);
-    kernels_.multiply(matrix, input_, begin, end, output);
+    // Of the pairs from that of the present matrix on.
+    auto begin = static_cast<int32_t>(int64_t{num_pairs} * index / pieces);
+    auto end = static_cast<int32_t>(int64_t{num_pairs} * (index + 1) / pieces);
+    int32_t first_row = 0;
+    for (int32_t i = 0; i < linear.num_parts && end > 0; ++i) {
+      const Matrix &matrix = linear.parts[i];
+      const int32_t pairs = pairs_of(matrix);
+      if (begin < pairs) {
+        const int32_t groups = (matrix.rows + kernels_.lanes - 1) / kernels_.lanes;
+        kernels_.multiply(matrix, input_, 2 * std::max(begin, 0), std::min(2 * end, groups),
+                          Output{output + first_row, stride,
+                                 linear.bias ? linear.bias + first_row : nullptr, adds});
+      }
+      begin -= pairs;
+      end -= pairs;
+      first_row += matrix.rows;
+    }
   };
   pool_.each(pieces, piece);
 }

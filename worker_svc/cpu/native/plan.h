@@ -95,7 +95,6 @@ private:
                  float *hidden);
   void prepare(const float *input, int64_t stride, const float *norm, int32_t size, int32_t count);
   void multiply(const Linear &linear, float *output, int64_t stride, bool adds);
-  void multiply_part(const Matrix &matrix, const Output &output);
   void place_queries(const Layer &layer, const Pages &pages, const Step &step, const Tile &tile);
   template <typename Function> void each_token(int32_t count, Function function);
 

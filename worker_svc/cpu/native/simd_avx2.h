@@ -103,9 +103,19 @@ inline Integers splat_pair(const int16_t *pair) {
   std::memcpy(&both, pair, 4);
   return _mm256_set1_epi32(both);
 }
-// sums + codes times activations, both of a lane's two.
+inline Integers words_at(const int16_t *p) {
+  return _mm256_load_si256(reinterpret_cast<const __m256i *>(p));
+}
+inline void store_words(int16_t *p, Integers words) {
+  _mm256_store_si256(reinterpret_cast<__m256i *>(p), words);
+}
+// Codes times activations, both of a lane's two.
+inline Integers products(Integers codes, Integers pair) { return _mm256_madd_epi16(codes, pair); }
 inline Integers add_products(Integers sums, Integers codes, Integers pair) {
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(codes, pair));
+  sums = _mm256_add_epi32(sums, products(codes, pair));
+  // GCC would make all products first and add them in another order, in memory.
+  asm("" : "+x"(sums));
+  return sums;
 }
 
 } // namespace

@@ -92,7 +92,10 @@ inline Integers splat_pair(const int16_t *pair) {
   std::memcpy(&both, pair, 4);
   return _mm512_set1_epi32(both);
 }
-// sums + codes times activations, both of a lane's two.
+inline Integers words_at(const int16_t *p) { return _mm512_loadu_si512(p); }
+inline void store_words(int16_t *p, Integers words) { _mm512_storeu_si512(p, words); }
+// Codes times activations, both of a lane's two.
+inline Integers products(Integers codes, Integers pair) { return _mm512_madd_epi16(codes, pair); }
 inline Integers add_products(Integers sums, Integers codes, Integers pair) {
   return _mm512_dpwssd_epi32(sums, codes, pair);
 }

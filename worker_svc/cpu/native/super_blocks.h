@@ -1,4 +1,4 @@
-// Matrices of GGML's K formats times quantized activations. Included by a variant after linear.h.
+// Matrices of GGML's K formats. Included by a variant after linear.h; products.h multiplies them.
 //
 // 256 weights of a row share a float16 scale over whole-number scales of 32 of them (kQ4K, kQ5K) or
 // of 16 (kQ6K). A matrix is packed in groups of kLanes rows. For each group, in this order:
@@ -127,28 +127,17 @@ void pack_super(int32_t kind, const uint8_t *blocks, int32_t rows, int32_t colum
     }
 }
 
-// One row group.
-struct SuperRows {
-  const uint8_t *codes;
-  const int8_t *scales;
-  const uint16_t *halves;
-};
-
-inline SuperRows super_rows(const Matrix &matrix, int32_t row_group) {
-  const SuperLayout layout = super_layout(matrix.kind, matrix.columns);
-  const uint8_t *codes = matrix.data + row_group * layout.bytes;
-  return SuperRows{codes, reinterpret_cast<const int8_t *>(codes + layout.scales),
-                   reinterpret_cast<const uint16_t *>(codes + layout.halves)};
-}
-
 void unpack_super_row(const Matrix &matrix, int32_t row, float *out) {
   const int32_t kind = matrix.kind;
   const int num_halves = num_halves_of(kind), lane = row % kLanes;
-  const SuperRows rows = super_rows(matrix, row / kLanes);
+  const SuperLayout layout = super_layout(kind, matrix.columns);
+  const uint8_t *all_codes = matrix.data + row / kLanes * layout.bytes;
+  auto *all_scales = reinterpret_cast<const int8_t *>(all_codes + layout.scales);
+  auto *all_halves = reinterpret_cast<const uint16_t *>(all_codes + layout.halves);
   for (int g = 0; g < matrix.columns / kGroup; ++g) {
-    const uint8_t *codes = rows.codes + int64_t{g} * code_bytes_of(kind);
-    const int8_t *scales = rows.scales + 2 * g * kLanes + lane;
-    const uint16_t *halves = rows.halves + g / kSuperGroups * num_halves * kLanes + lane;
+    const uint8_t *codes = all_codes + int64_t{g} * code_bytes_of(kind);
+    const int8_t *scales = all_scales + 2 * g * kLanes + lane;
+    const uint16_t *halves = all_halves + g / kSuperGroups * num_halves * kLanes + lane;
     const float half = half_to_float(halves[0]);
     const float first = half * static_cast<float>(scales[0]);
     const float second = kind == kQ6K ? half * static_cast<float>(scales[kLanes]) : first;
@@ -162,83 +151,35 @@ void unpack_super_row(const Matrix &matrix, int32_t row, float *out) {
   }
 }
 
-// Adds the products of half a group of each row, with its own scale, with that of kCount tokens.
-template <int kHalf, int kCount>
-inline void add_half_group(const uint8_t *codes, Vector scale, const int16_t *tokens,
-                           const float *token_scales, Vector (&sums)[kCount]) {
-  Integers dots[kCount];
-  for (int t = 0; t < kCount; ++t) dots[t] = zeros();
-#pragma GCC unroll 4
-  for (int i = 4 * kHalf; i < 4 * kHalf + 4; ++i) {
-    const Integers words = codes_at(codes + i * kVectorBytes);
-    add_pair(dots, low_bytes(words), tokens + 4 * i);
-    add_pair(dots, high_bytes(words), tokens + 4 * i + 2);
-  }
-  for (int t = 0; t < kCount; ++t)
-    sums[t] = fma(mul(scale, splat(token_scales[t])), to_floats(dots[t]), sums[t]);
-}
+// A group of rows, as products.h reads it.
+template <int32_t kKind, typename TheCodes> struct SuperRows {
+  using Codes = TheCodes;
+  static constexpr int kScales = kKind == kQ6K ? 2 : 1; // of a group of columns
+  static constexpr bool kHasOffsets = kKind != kQ6K;
+  static constexpr int kHalves = num_halves_of(kKind);
+  // Bytes of a group of columns, with all that lies elsewhere.
+  static constexpr int kShare = Codes::kBytes + 2 * kLanes + kHalves * kLanes / 4;
 
-// Adds the products of a group of each row with that of kCount tokens.
-template <int32_t kKind, int kCount>
-inline void add_super_group(const SuperRows &rows, int g, const Activations &input, int64_t place,
-                            Vector (&sums)[kCount]) {
-  constexpr int kHalves = num_halves_of(kKind);
-  const uint8_t *codes = rows.codes + int64_t{g} * code_bytes_of(kKind);
-  const int8_t *scales = rows.scales + 2 * g * kLanes;
-  const uint16_t *halves = rows.halves + g / kSuperGroups * kHalves * kLanes;
-  const int16_t *tokens = input.codes + place * kGroup;
-  const float *token_scales = input.scales + place;
-  const Vector half = load_half(halves);
-  const Vector scale = mul(half, load_bytes(scales)), other = load_bytes(scales + kLanes);
-  if constexpr (kKind == kQ6K) {
-    add_half_group<0>(codes, scale, tokens, token_scales, sums);
-    add_half_group<1>(codes, mul(half, other), tokens, token_scales, sums);
-  } else {
-    Integers dots[kCount];
-    for (int t = 0; t < kCount; ++t) dots[t] = zeros();
-    if constexpr (kKind == kQ4K)
-      Group4::add_all(codes, tokens, dots);
-    else
-      Group8::add_all(codes, tokens, dots);
-    const Vector offset = mul(load_half(halves + kLanes), other);
-    for (int t = 0; t < kCount; ++t) {
-      sums[t] = fma(mul(scale, splat(token_scales[t])), to_floats(dots[t]), sums[t]);
-      sums[t] = fma(offset, splat(input.sums[place + t]), sums[t]);
-    }
-  }
-}
+  const uint8_t *codes;
+  const int8_t *scales;
+  const uint16_t *halves;
 
-// Tokens [token, token + kCount) times one row group; `token` is a multiple of kTokens.
-template <int32_t kKind, int kCount>
-void multiply_super_tokens(const Matrix &matrix, const SuperRows &rows, const Activations &input,
-                           int first, int token, const Output &output) {
-  constexpr int kShare = code_bytes_of(kKind) + 2 * kLanes + num_halves_of(kKind) * kLanes / 4;
-  const int num_groups = matrix.columns / kGroup;
-  Vector sums[kCount];
-  for (int t = 0; t < kCount; ++t) sums[t] = splat(0.0f);
-  for (int g = 0; g < num_groups; ++g) {
-    prefetch<kShare>(rows.codes + int64_t{g} * kShare);
-    const int64_t place = int64_t{token} * num_groups + g * kTokens;
-    add_super_group<kKind>(rows, g, input, place, sums);
+  SuperRows(const Matrix &matrix, int32_t row_group) {
+    const SuperLayout layout = super_layout(kKind, matrix.columns);
+    codes = matrix.data + row_group * layout.bytes;
+    scales = reinterpret_cast<const int8_t *>(codes + layout.scales);
+    halves = reinterpret_cast<const uint16_t *>(codes + layout.halves);
   }
-  for (int t = 0; t < kCount; ++t) finish(matrix, output, first, token + t, sums[t]);
-}
-
-template <int32_t kKind>
-void multiply_super(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
-                    const Output &output) {
-  for (int32_t i = begin; i < end; ++i) {
-    const SuperRows rows = super_rows(matrix, i);
-    const int first = i * kLanes;
-    int token = 0;
-    for (; token + kTokens <= input.num_tokens; token += kTokens)
-      multiply_super_tokens<kKind, kTokens>(matrix, rows, input, first, token, output);
-    const int left = input.num_tokens - token;
-    if (left == 3) multiply_super_tokens<kKind, 3>(matrix, rows, input, first, token, output);
-    if (left == 2) multiply_super_tokens<kKind, 2>(matrix, rows, input, first, token, output);
-    if (left == 1) multiply_super_tokens<kKind, 1>(matrix, rows, input, first, token, output);
+  Vector half(int group, int which) const {
+    return load_half(halves + (group / kSuperGroups * kHalves + which) * kLanes);
   }
-}
+  Vector scale(int group, int part) const {
+    return mul(half(group, 0), load_bytes(scales + (2 * group + part) * kLanes));
+  }
+  Vector offset(int group) const {
+    return mul(half(group, kHalves - 1), load_bytes(scales + (2 * group + 1) * kLanes));
+  }
+};
 
 } // namespace
 } // namespace pagewire
