@@ -27,8 +27,6 @@ class BlockTables:
     """By group: leading blocks that its window has left."""
     num_cached_blocks: int
     """Leading places that were full and made findable while they had a block."""
-    num_quiet_tokens: int = 0
-    """With fewer tokens than this there is nothing to allocate and nothing to make findable."""
 
     def append(self, new_blocks: Sequence[KVCacheBlock], num_each: int) -> None:
         """Add new blocks: `num_each` for the first group, then for the next."""

@@ -117,10 +117,10 @@ class KVCacheManager:
         Returns:
             Ids of the blocks added to the tables, or None, with nothing added, if too few are free.
         """
-        tables = self._tables[request.request_id]
         end = request.num_computed_tokens + num_new_tokens
-        if end < tables.num_quiet_tokens:
+        if end < request.num_quiet_tokens:
             return ()
+        tables = self._tables[request.request_id]
         if self._sliding:
             self._free_out_of_window(request, tables)
         num_new_blocks = -(-end // self.block_size) - len(tables.blocks[0])
@@ -133,9 +133,10 @@ class KVCacheManager:
             tables.append(new_blocks, num_new_blocks)
             new_block_ids = [block.block_id for block in new_blocks]
         self._cache_full_blocks(request, tables, end)
-        if not self._sliding and tables.num_cached_blocks >= len(tables.blocks[0]) - 1:
+        is_cached = tables.num_cached_blocks >= len(tables.blocks[0]) - 1
+        if not self._sliding and (is_cached or not self._enable_caching):
             # Only the last block is not full: until it is, decoding changes nothing here.
-            tables.num_quiet_tokens = len(tables.blocks[0]) * self.block_size
+            request.note_quiet(len(tables.blocks[0]) * self.block_size)
         return new_block_ids
 
     def admit(
@@ -195,6 +196,7 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Give the request's blocks back; its last ones are evicted first. Idempotent."""
+        request.num_quiet_tokens = 0
         tables = self._tables.pop(request.request_id, None)
         if tables is not None:
             self._pool.free_blocks(tables.in_eviction_order())

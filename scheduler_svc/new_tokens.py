@@ -23,11 +23,6 @@ def append_tokens(request: Request, token_ids: Sequence[int]) -> tuple[Sequence[
         The tokens that count, and the end if there is one.
     """
     grammar = request.grammar
-    if grammar is None and len(token_ids) == 1:
-        # Nearly every row of nearly every step.
-        token_id = token_ids[0]
-        request.append_output_token(token_id)
-        return token_ids, check_stop(request.stop_rules, len(request.all_token_ids), token_id)
     for index, token_id in enumerate(token_ids):
         if grammar is not None and not grammar.accept(token_id):
             return token_ids[:index], _REFUSED

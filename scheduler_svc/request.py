@@ -15,7 +15,7 @@ from pagewire.sampling_params import SamplingParams
 from scheduler_svc.grammar import Grammar
 from scheduler_svc.limits import SchedulerLimits
 from scheduler_svc.request_drafts import RequestDrafts
-from scheduler_svc.stop import FinishReason, StopRules
+from scheduler_svc.stop import FinishReason, Stop, StopRules, check_stop
 
 
 class RequestStatus(Enum):
@@ -40,6 +40,8 @@ FINISHED_STATUS = {
     FinishReason.ABORT: RequestStatus.FINISHED_ABORTED,
     FinishReason.ERROR: RequestStatus.FINISHED_ERROR,
 }
+
+_NO_TOKEN_IDS: frozenset[int] = frozenset()
 
 FINAL_STATUSES = frozenset(FINISHED_STATUS.values())
 
@@ -70,7 +72,28 @@ class EngineCoreRequest:
     """W3C trace context, for the worker; empty: none."""
 
 
-class Request:
+class _EveryStep:
+    """What every step looks at of every running request.
+
+    Slots lie side by side, so that of many requests few cache lines each are read.
+    """
+
+    __slots__ = (
+        "_ending_token_ids",
+        "_look_again_at",
+        "all_token_ids",
+        "client_id",
+        "drafts",
+        "dropped_through_step",
+        "grammar",
+        "num_computed_tokens",
+        "num_output_placeholders",
+        "num_quiet_tokens",
+        "request_id",
+    )
+
+
+class Request(_EveryStep):
     """A live request.
 
     Invariants: `all_token_ids` starts with the prompt; `num_computed_tokens` counts tokens whose KV
@@ -88,24 +111,15 @@ class Request:
     __slots__ = (
         "_hash_block_size",
         "_max_computable_tokens",
-        "_next_hash_at",
         "added_time_s",
-        "all_token_ids",
         "awaits_grammar",
         "block_hashes",
-        "client_id",
         "core_request",
         "deferral",
-        "drafts",
-        "dropped_through_step",
         "first_scheduled_time_s",
-        "grammar",
         "num_cached_tokens",
-        "num_computed_tokens",
-        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
-        "request_id",
         "status",
         "stop_rules",
     )
@@ -120,11 +134,12 @@ class Request:
         self.all_token_ids = [*core_request.prompt_token_ids, *core_request.output_token_ids]
         self.stop_rules = _stop_rules(core_request, limits)
         self._max_computable_tokens = self.stop_rules.max_total_tokens - 1
+        self._ending_token_ids = self.stop_rules.ending_token_ids
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         """Tokens that steps under way will draw. A preempted request keeps them."""
-        self.dropped_through_step = 0.0
+        self.dropped_through_step: float = 0
         """Tokens that steps up to this one draw don't count; infinite once the request ended."""
         self.num_preemptions = 0
         self.num_cached_tokens = 0
@@ -135,13 +150,15 @@ class Request:
         """It has a form that is not compiled yet, so no step may have it."""
         self.deferral = 0
         """The waiting queue's: how many were deferred up to this one."""
+        self.num_quiet_tokens = 0
+        """While fewer tokens are computed than this, its block tables stay as they are, and its
+        output is not full; 0: nothing is known. The KV cache manager says so."""
         self.drafts: RequestDrafts | None = None
         """Whence guesses come; None: it is not drafted for."""
         self.added_time_s = now_s
         self.first_scheduled_time_s: float | None = None
         self.block_hashes: list[bytes] = []
         self._hash_block_size = limits.block_size if limits.enable_prefix_caching else 0
-        self._next_hash_at = self._hash_block_size or limits.max_model_len + 1
         self._hash_full_blocks()
 
     @property
@@ -189,27 +206,35 @@ class Request:
         """Whether it ended meanwhile, or what the step drew was dropped."""
         return step <= self.dropped_through_step
 
-    def advance(self, num_new_tokens: int) -> bool:
-        """Count tokens as computed by the step just planned.
-
-        Returns:
-            Whether the step draws the next token, which is a placeholder from now on.
-        """
-        num_computed_tokens = self.num_computed_tokens + num_new_tokens
-        self.num_computed_tokens = num_computed_tokens
-        if num_computed_tokens < len(self.all_token_ids) + self.num_output_placeholders:
-            return False
-        self.num_output_placeholders += 1
-        return True
+    def note_quiet(self, num_tokens: int) -> None:
+        """Note that its block tables stay as they are while fewer tokens are computed than this."""
+        self.num_quiet_tokens = min(num_tokens, self._max_computable_tokens + 1)
 
     def append_output_token(self, token_id: int) -> None:
         self.all_token_ids.append(token_id)
-        if len(self.all_token_ids) >= self._next_hash_at:
+        if len(self.all_token_ids) >= self._look_again_at:
             self._hash_full_blocks()
+
+    def append_drawn_token(self, token_id: int) -> Stop | None:
+        """Put the one token of a step without drafts in the place of its placeholder.
+
+        Returns:
+            The end of the output, if the token ends it; a grammar is not asked.
+        """
+        self.num_output_placeholders -= 1
+        token_ids = self.all_token_ids
+        token_ids.append(token_id)
+        if len(token_ids) < self._look_again_at:
+            if token_id not in self._ending_token_ids:
+                return None
+        else:
+            self._hash_full_blocks()
+        return check_stop(self.stop_rules, len(token_ids), token_id)
 
     def _hash_full_blocks(self) -> None:
         block_size = self._hash_block_size
         if not block_size:
+            self._look_again_at = self.stop_rules.max_total_tokens
             return
         hashes = self.block_hashes
         start = len(hashes) * block_size
@@ -222,7 +247,8 @@ class Request:
             () if lora_digest is None else (f"lora:{lora_digest}",),
             first_extra_keys=() if salt is None or start else (f"salt:{salt}",),
         )
-        self._next_hash_at = (len(hashes) + 1) * block_size
+        next_hash_at = (len(hashes) + 1) * block_size
+        self._look_again_at = min(next_hash_at, self.stop_rules.max_total_tokens)
 
 
 def max_total_tokens(core_request: EngineCoreRequest, max_model_len: int) -> int:
@@ -238,7 +264,7 @@ def _stop_rules(core_request: EngineCoreRequest, limits: SchedulerLimits) -> Sto
     num_prompt_tokens = len(core_request.prompt_token_ids)
     max_total = max_total_tokens(core_request, limits.max_model_len)
     return StopRules(
-        eos_token_ids=frozenset() if params.ignore_eos else limits.eos_token_ids,
+        eos_token_ids=_NO_TOKEN_IDS if params.ignore_eos else limits.eos_token_ids,
         stop_token_ids=frozenset(params.stop_token_ids),
         # A context that is full ends the output in any case.
         min_tokens=min(params.min_tokens, max_total - num_prompt_tokens),

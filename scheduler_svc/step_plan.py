@@ -30,6 +30,14 @@ class StepPlan:
     num_masked_drafts: int = 0
     """Of requests with a grammar: each is one mask more in the step's frame."""
 
+    def add_quiet(self, requests: Sequence[Request]) -> None:
+        """Add requests that compute one token each and get no block."""
+        num_rows = len(requests)
+        self.token_budget -= num_rows
+        self.requests += requests
+        self.num_scheduled_tokens += [1] * num_rows
+        self.new_block_ids += [()] * num_rows
+
     def add_cached(
         self,
         request: Request,

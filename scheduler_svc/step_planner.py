@@ -16,6 +16,7 @@ from scheduler_svc.pause import PauseState
 from scheduler_svc.request import Request
 from scheduler_svc.speculation import Speculation
 from scheduler_svc.step_plan import StepPlan, new_request_data
+from scheduler_svc.step_rows import advance_all, end_of_quiet_run
 
 
 class StepPlanner:
@@ -51,7 +52,7 @@ class StepPlanner:
         if pause_state is PauseState.UNPAUSED and not plan.preempted_req_ids:
             self._schedule_waiting(plan, now_s)
         self._kv_cache.flush_events()
-        return self._take_output(plan, draws=_advance(plan))
+        return self._take_output(plan, advance_all(plan.requests, plan.num_scheduled_tokens))
 
     def _schedule_running(self, plan: StepPlan) -> None:
         # By index: a preemption shortens the list, before or behind the cursor's request.
@@ -59,6 +60,12 @@ class StepPlanner:
         pipelined, max_rows = self._limits.num_stages > 1, self._max_running_rows
         allocate_slots, threshold = self._kv_cache.allocate_slots, self._long_prefill_threshold
         while index < len(running) and plan.token_budget > 0 and len(plan.requests) < max_rows:
+            if not pipelined:
+                end = end_of_quiet_run(running, index, index + plan.token_budget)
+                plan.add_quiet(running[index:end])
+                index = end
+                if index == len(running) or plan.token_budget == 0:
+                    return
             request = running[index]
             index += 1
             num_new = request.num_pending_tokens
@@ -152,11 +159,6 @@ class StepPlanner:
                 return None
             block_ids = self._kv_cache.allocate_slots(request, num_new)
         return block_ids
-
-
-def _advance(plan: StepPlan) -> list[bool]:
-    rows = zip(plan.requests, plan.num_scheduled_tokens, strict=True)
-    return [request.advance(num_new) for request, num_new in rows]
 
 
 def _masked_rows(plan: StepPlan, draws: Sequence[bool]) -> list[int]:

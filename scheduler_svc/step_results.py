@@ -39,38 +39,62 @@ class StepResults:
             What is new, by client.
         """
         step, outputs = output.step, dict[int, EngineCoreOutputs]()
-        drafts, errors = output.drafts, result.errors
         self._report_moves(outputs, output)
-        any_finished, has_logprobs = False, bool(result.logprobs or result.prompt_logprobs)
-        for row, (request, draws, token_ids) in enumerate(
-            zip(output.requests, output.draws, result.sampled_token_ids, strict=True)
+        is_plain = not (output.drafts or result.errors or result.logprobs or result.prompt_logprobs)
+        any_finished = False
+        columns = output.requests, output.draws, result.sampled_token_ids
+        for row, request, draws, token_ids in zip(
+            range(len(output.requests)), *columns, strict=True
         ):
             if step <= request.dropped_through_step:
                 continue
-            stop = None
-            if draws:
-                request.num_output_placeholders -= 1
-            if token_ids:
-                if drafts and request.request_id in drafts:
-                    num_sampled = len(token_ids)
-                    self._speculation.settle_row(request, drafts[request.request_id], num_sampled)
-                is_first = has_logprobs and request.num_output_tokens == 0
-                token_ids, stop = append_tokens(request, token_ids)
-                if token_ids:
-                    client = _outputs_for(outputs, request, step)
-                    if has_logprobs:
-                        client.add_logprobs(len(token_ids), result, row, is_first=is_first)
-                    client.add_row(request.request_id, token_ids)
-            if stop is not None or row in errors or (draws and not token_ids):
+            if is_plain and draws and len(token_ids) == 1 and request.grammar is None:
+                # Nearly every row of nearly every step.
+                client = outputs.get(request.client_id) or _outputs_for(outputs, request, step)
+                client.request_ids.append(request.request_id)
+                client.new_token_ids.append(token_ids)
+                stop = request.append_drawn_token(token_ids[0])
+                if stop is not None:
+                    any_finished = True
+                    client.finished.append(self._live.finish(request, stop, ""))
+            elif self._take_row(outputs, output, result, row):
                 any_finished = True
-                # Without a token nothing would ever schedule it again.
-                finished = self._finish_row(request, stop, errors.get(row, _NO_TOKEN), step)
-                _outputs_for(outputs, request, step).finished.append(finished)
         self._live.note_prefilled()
         if any_finished:
             self._live.drop_finished()
         self._live.suspects.clear_passed(output.requests)
         return outputs
+
+    def _take_row(
+        self,
+        outputs: dict[int, EngineCoreOutputs],
+        output: SchedulerOutput,
+        result: ModelRunnerOutput,
+        row: int,
+    ) -> bool:
+        """Take in one row, whatever came with it; whether its request has ended by that."""
+        request, draws = output.requests[row], output.draws[row]
+        token_ids = result.sampled_token_ids[row]
+        step, stop = output.step, None
+        if draws:
+            request.num_output_placeholders -= 1
+        if token_ids:
+            drafts = output.drafts.get(request.request_id)
+            if drafts is not None:
+                self._speculation.settle_row(request, drafts, len(token_ids))
+            is_first = request.num_output_tokens == 0
+            token_ids, stop = append_tokens(request, token_ids)
+            if token_ids:
+                client = _outputs_for(outputs, request, step)
+                client.add_logprobs(len(token_ids), result, row, is_first=is_first)
+                client.add_row(request.request_id, token_ids)
+        if stop is None and row not in result.errors and (token_ids or not draws):
+            return False
+        # Without a token nothing would ever schedule it again.
+        error = result.errors.get(row, _NO_TOKEN)
+        finished = self._finish_row(request, stop, error, step)
+        _outputs_for(outputs, request, step).finished.append(finished)
+        return True
 
     def _finish_row(
         self, request: Request, stop: Stop | None, error: RowError, step: int

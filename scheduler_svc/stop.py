@@ -35,7 +35,9 @@ class StopRules:
     """Those that may end the output at all: most tokens are not among them."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ending_token_ids", self.eos_token_ids | self.stop_token_ids)
+        # One set for many requests, where they have no stop tokens of their own.
+        ending = self.eos_token_ids | self.stop_token_ids if self.stop_token_ids else None
+        object.__setattr__(self, "ending_token_ids", ending or self.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
