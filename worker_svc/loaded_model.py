@@ -34,6 +34,7 @@ from worker_svc.sampler.device_sampler import DeviceSampler
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import ModelInfo, ProgressCallback
 from worker_svc.step_tensors import StepTensors
+from worker_svc.torch_import import complete_torch
 from worker_svc.weight_storage import move_to_device, move_to_host
 from worker_svc.weights.dummy_source import DummySource
 from worker_svc.weights.load import weights_digest
@@ -154,6 +155,7 @@ def load_model(
         name, dtype = "cpu", torch.float32
         built, backend = build_packed(packed, config, weight_limit, progress)
     else:
+        complete_torch()
         if device.type == "cpu":
             dtype = select_dtype(config.model)
         else:

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from worker_svc.torch_import import import_torch
+
 if TYPE_CHECKING:
     from pagewire.engine_config import Device, EngineConfig
     from worker_svc.parallel.groups import ParallelGroups
@@ -44,7 +46,7 @@ def find_device(name: Device) -> Literal["cpu", "cuda"]:
     """
     if name == "cpu":
         return "cpu"
-    prepare_environment()
+    _import_torch()
     from worker_svc.device import select_device
 
     return "cpu" if select_device(name).type == "cpu" else "cuda"
@@ -52,7 +54,7 @@ def find_device(name: Device) -> Literal["cpu", "cuda"]:
 
 def import_model_runner() -> None:
     """Import torch and what a model runner needs; idempotent."""
-    prepare_environment()
+    _import_torch()
     importlib.import_module("worker_svc.model_runner")
     # All that stays, and a collection in the middle of steps would walk through it.
     gc.freeze()
@@ -60,7 +62,7 @@ def import_model_runner() -> None:
 
 def make_model_runner(config: EngineConfig, groups: ParallelGroups | None = None) -> Runner:
     """A runner for `config`, not loaded yet. Imports torch: seconds, the first time."""
-    prepare_environment()
+    _import_torch()
     from worker_svc.model_runner import ModelRunner
 
     return ModelRunner(config) if groups is None else ModelRunner(config, groups)
@@ -68,10 +70,15 @@ def make_model_runner(config: EngineConfig, groups: ParallelGroups | None = None
 
 def make_membership(layout: RankLayout, host: str) -> RankMembership:
     """A rank's place in its replica. Imports torch, as above."""
-    prepare_environment()
+    _import_torch()
     from worker_svc.parallel.membership import RankMembership
 
     return RankMembership(layout, host)
+
+
+def _import_torch() -> None:
+    prepare_environment()
+    import_torch()
 
 
 def _widest_instructions() -> str:
