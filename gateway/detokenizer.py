@@ -131,7 +131,8 @@ class Detokenizer:
         if entry is None:
             return
         request = entry.request
-        text, token_offset = self._without_delivered(entry, text, token_offset)
+        if entry.num_replayed_tokens:
+            text, token_offset = self._without_delivered(entry, text, token_offset)
         if is_end:
             self._leave(request)
             request.trace.detokenized(self.service_ns)

@@ -39,9 +39,6 @@ class _ToSpell:
     output: Sequence[int]
 
 
-_NOTHING_TO_SPELL = _ToSpell(0, (), ())
-
-
 @dataclass(frozen=True, slots=True)
 class _SentFrame:
     """What must be known of a frame until it is answered."""
@@ -91,11 +88,14 @@ class DetokenizerStream:
             await self._window.acquire()
             entries, closes = self._detokenizer.take_work(_MAX_FRAME_TOKENS)
             frame = tokenizer_pb2.DetokenizeRequest(frame=next(self._frames), closes=closes)
-            rows = [row for entry in entries if (row := _fill(frame, entry)) is not None]
-            spelled = [row for row in rows if row.prompt or row.output]
-            _ask_bytes(frame, rows, spelled)
-            ended = frozenset(entry.handle for entry in entries if entry.end_sent)
-            self._unanswered.append(_SentFrame(frame.frame, ended, spelled))
+            rows = _Rows()
+            for entry in entries:
+                if not entry.is_opened:
+                    _open(frame, entry)
+                rows.add(entry)
+            rows.write(frame)
+            ended = frozenset([entry.handle for entry in entries if entry.end_sent])
+            self._unanswered.append(_SentFrame(frame.frame, ended, rows.spelled))
             await self._write(frame)
 
     async def _beat(self) -> None:
@@ -127,14 +127,14 @@ class DetokenizerStream:
         self._window.release()
         self._detokenizer.service_ns = frame.service_ns
         stops, spellings = _stops(frame), _spellings(frame, sent.spelled)
+        on_text, ended_handles = self._detokenizer.on_text, sent.ended_handles
         for handle, (text, token_offset) in _texts(frame).items():
-            spelling = spellings.get(handle, NOTHING_SPELLED)
-            if handle in stops:
+            spelling = spellings.get(handle, NOTHING_SPELLED) if spellings else NOTHING_SPELLED
+            if stops and handle in stops:
                 stop_index, stop_offset = stops.pop(handle)
                 self._detokenizer.on_stop(handle, text, stop_offset, stop_index, spelling)
             else:
-                is_end = handle in sent.ended_handles
-                self._detokenizer.on_text(handle, text, token_offset, is_end, spelling)
+                on_text(handle, text, token_offset, handle in ended_handles, spelling)
         for handle, (stop_index, stop_offset) in stops.items():
             spelling = spellings.get(handle, NOTHING_SPELLED)
             self._detokenizer.on_stop(handle, "", stop_offset, stop_index, spelling)
@@ -142,43 +142,78 @@ class DetokenizerStream:
             self._detokenizer.on_error(error.handle, error.message)
 
 
-def _fill(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> _ToSpell | None:
-    """Add an open if it is due, and a row if there is anything beyond what the open replays.
+class _Rows:
+    """The rows of one frame, in columns; a column is written to the message in one go."""
 
-    Returns:
-        What is to be spelled for the row; None: there is no row.
-    """
-    request, finish = entry.request, entry.request.engine_finish
-    params = request.request.sampling_params
-    if not entry.is_opened:
-        entry.is_opened = True
-        frame.opens.add(
-            handle=entry.handle,
-            context_token_ids=request.request.prompt_token_ids[-_NUM_CONTEXT_TOKENS:],
-            output_token_ids=request.output_token_ids[: entry.num_replayed_tokens],
-            stop=params.stop,
-            include_stop_str_in_output=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            min_tokens=params.min_tokens,
+    def __init__(self) -> None:
+        self.spelled: list[_ToSpell] = []
+        """Of the rows for which bytes are asked."""
+        self._handles: list[int] = []
+        self._token_counts: list[int] = []
+        self._token_ids: list[int] = []
+        self._ends: list[bool] = []
+        self._last_is_stop_token: list[bool] = []
+        self._extra_counts: dict[int, int] = {}
+        """By the place of the row, where there are any."""
+
+    def add(self, entry: OpenRequest) -> None:
+        """Add a row if there is anything beyond what the request's open replays."""
+        request = entry.request
+        finish = request.engine_finish
+        new_token_ids = request.output_token_ids[entry.num_sent_tokens :]
+        if not new_token_ids and finish is None:
+            return
+        if request.wants_logprobs or request.waiting_prompt_logprobs is not None:
+            self._spell(_to_spell(entry, new_token_ids))
+        entry.num_sent_tokens += len(new_token_ids)
+        self._handles.append(entry.handle)
+        self._token_counts.append(len(new_token_ids))
+        self._token_ids += new_token_ids
+        if finish is None:
+            self._ends.append(False)
+            self._last_is_stop_token.append(False)
+            return
+        entry.end_sent = True
+        self._ends.append(True)
+        self._last_is_stop_token.append(
+            finish.stop_token_id is not None
+            and bool(new_token_ids)
+            and not request.request.sampling_params.include_stop_str_in_output
         )
-    new_token_ids = request.output_token_ids[entry.num_sent_tokens :]
-    if not new_token_ids and finish is None:
-        return None
-    wants_bytes = request.wants_logprobs or request.waiting_prompt_logprobs is not None
-    to_spell = _to_spell(entry, new_token_ids) if wants_bytes else _NOTHING_TO_SPELL
-    entry.num_sent_tokens += len(new_token_ids)
-    entry.end_sent = finish is not None
-    frame.handles.append(entry.handle)
-    frame.token_counts.append(len(new_token_ids))
-    frame.token_ids.extend(new_token_ids)
-    frame.ends.append(entry.end_sent)
-    frame.last_is_stop_token.append(
-        finish is not None
-        and finish.stop_token_id is not None
-        and bool(new_token_ids)
-        and not params.include_stop_str_in_output
+
+    def write(self, frame: tokenizer_pb2.DetokenizeRequest) -> None:
+        frame.handles.extend(self._handles)
+        frame.token_counts.extend(self._token_counts)
+        frame.token_ids.extend(self._token_ids)
+        frame.ends.extend(self._ends)
+        frame.last_is_stop_token.extend(self._last_is_stop_token)
+        if self.spelled:
+            places = range(len(self._handles))
+            frame.extra_counts.extend([self._extra_counts.get(place, 0) for place in places])
+            for row in self.spelled:
+                frame.extra_token_ids.extend(row.prompt)
+                frame.extra_token_ids.extend(row.output)
+
+    def _spell(self, row: _ToSpell) -> None:
+        """Ask for what the row that is added now needs."""
+        if num_tokens := len(row.prompt) + len(row.output):
+            self._extra_counts[len(self._handles)] = num_tokens
+            self.spelled.append(row)
+
+
+def _open(frame: tokenizer_pb2.DetokenizeRequest, entry: OpenRequest) -> None:
+    request = entry.request
+    params = request.request.sampling_params
+    entry.is_opened = True
+    frame.opens.add(
+        handle=entry.handle,
+        context_token_ids=request.request.prompt_token_ids[-_NUM_CONTEXT_TOKENS:],
+        output_token_ids=request.output_token_ids[: entry.num_replayed_tokens],
+        stop=params.stop,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
     )
-    return to_spell
 
 
 def _to_spell(entry: OpenRequest, new_token_ids: Sequence[int]) -> _ToSpell:
@@ -193,16 +228,6 @@ def _to_spell(entry: OpenRequest, new_token_ids: Sequence[int]) -> _ToSpell:
         start = entry.num_sent_tokens - request.num_delivered_tokens
         output = list(ids_to_spell(new_token_ids, request.waiting_logprobs[start:]))
     return _ToSpell(entry.handle, prompt, output)
-
-
-def _ask_bytes(
-    frame: tokenizer_pb2.DetokenizeRequest, rows: Sequence[_ToSpell], spelled: Sequence[_ToSpell]
-) -> None:
-    if spelled:
-        frame.extra_counts.extend(len(row.prompt) + len(row.output) for row in rows)
-        for row in spelled:
-            frame.extra_token_ids.extend(row.prompt)
-            frame.extra_token_ids.extend(row.output)
 
 
 def _spellings(
@@ -230,8 +255,12 @@ def _stops(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[int, int]
 
 def _texts(frame: tokenizer_pb2.DetokenizeResponse) -> dict[int, tuple[str, int]]:
     """Return (text, token offset) by handle; a request has two rows when its open replayed."""
-    check_columns(frame.handles, frame.texts, frame.token_offsets)
-    texts: dict[int, tuple[str, int]] = {}
-    for handle, text, offset in zip(frame.handles, frame.texts, frame.token_offsets, strict=True):
-        texts[handle] = (texts[handle][0] + text if handle in texts else text, offset)
+    handles = frame.handles
+    check_columns(handles, frame.texts, frame.token_offsets)
+    rows = list(zip(frame.texts, frame.token_offsets, strict=True))
+    texts = dict(zip(handles, rows, strict=True))
+    if len(texts) < len(handles):
+        texts.clear()
+        for handle, (text, offset) in zip(handles, rows, strict=True):
+            texts[handle] = (texts[handle][0] + text if handle in texts else text, offset)
     return texts

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from gateway.generation import AbortReason, Finished, FinishReason, Output, Usage
 from gateway.live_request import LiveRequest
@@ -99,11 +100,16 @@ class Generation:
         """Return the prompt of output `index`."""
         return self.requests[index].request.prompt_token_ids
 
-    async def outputs(self, idle_s: float | None = None) -> AsyncIterator[list[Output]]:
+    async def outputs(
+        self,
+        idle_s: float | None = None,
+        before_each: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> AsyncIterator[list[Output]]:
         """Yield new outputs, merged when read slowly, until every index has finished.
 
         Args:
             idle_s: Yield an empty list whenever nothing has come for so long; None: never.
+            before_each: Awaited when there are some; they merge until it is over.
 
         Raises:
             DeadlineExceededError: The deadline passed first.
@@ -111,21 +117,20 @@ class Generation:
         """
         num_unfinished = len(self.requests)
         while num_unfinished:
+            until_s = self._deadline_s
+            if idle_s is not None:
+                until_s = min(until_s, self._loop.time() + idle_s)
             try:
-                outputs = await self._take(idle_s)
+                await self.collector.wait(until_s)
+                if before_each is not None:
+                    await before_each()
+                outputs = self.collector.take_now()
+                if not outputs and until_s == self._deadline_s:
+                    raise self._past_deadline()
             except PagewireError as exc:
                 self.trace.failed(exc)
                 raise
-            if outputs:
-                self.trace.took_outputs()
-            for output in outputs:
-                if self.reasoning_tokens is not None:
-                    self.reasoning_tokens.push(output.index, output.token_ids)
-                if output.finished is not None:
-                    num_unfinished -= 1
-                    self.trace.took_end(output.finished.reason)
-                if self._prompt_only:
-                    _drop_output(output)
+            num_unfinished -= self._took(outputs)
             if not num_unfinished:
                 self.trace.took_all()
             yield outputs
@@ -164,14 +169,20 @@ class Generation:
         self._send_watch.close()
         self.collector.close()
 
-    async def _take(self, idle_s: float | None) -> list[Output]:
-        until_s = self._deadline_s
-        if idle_s is not None:
-            until_s = min(until_s, self._loop.time() + idle_s)
-        outputs = await self.collector.take(until_s)
-        if not outputs and until_s == self._deadline_s:
-            raise self._past_deadline()
-        return outputs
+    def _took(self, outputs: Sequence[Output]) -> int:
+        """Note new outputs; return how many of them have ended."""
+        num_ended = 0
+        if outputs:
+            self.trace.took_outputs()
+        for output in outputs:
+            if self.reasoning_tokens is not None:
+                self.reasoning_tokens.push(output.index, output.token_ids)
+            if output.finished is not None:
+                num_ended += 1
+                self.trace.took_end(output.finished.reason)
+            if self._prompt_only:
+                _drop_output(output)
+        return num_ended
 
     def _late_send(self) -> PagewireError:
         if self._loop.time() >= self._deadline_s:

@@ -6,6 +6,8 @@ instrumentation that FastAPI servers use.
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.request_metrics import RequestMetrics
@@ -34,22 +36,26 @@ class GatewayMetrics:
             ["model_name", "mode", "outcome", "request_type"],
             registry=registry,
         )
-        self._http_requests = Counter(
+        http_requests = Counter(
             "http_requests", "HTTP requests.", ["method", "handler", "status"], registry=registry
         )
-        self._http_duration = Histogram(
+        http_duration = Histogram(
             "http_request_duration_seconds",
             "From a request's head to the end of its answer.",
             ["method", "handler"],
             buckets=_HTTP_DURATION_S,
             registry=registry,
         )
-        self._http_responses = Counter(
+        http_responses = Counter(
             f"{PREFIX}http_responses",
             "HTTP answers by their exact status.",
             ["handler", "status"],
             registry=registry,
         )
+        # The library takes a lock and makes texts at each look.
+        self._http_requests_of = cache(http_requests.labels)
+        self._http_duration_of = cache(http_duration.labels)
+        self._http_responses_of = cache(http_responses.labels)
 
     def tool_calls_read(
         self, model_name: str, *, streamed: bool, has_calls: bool, request_type: str
@@ -82,6 +88,6 @@ class GatewayMetrics:
         if route in UNCOUNTED_ROUTES:
             return
         method = method if method in _METHODS else "none"
-        self._http_requests.labels(method, route, f"{status // 100}xx").inc()
-        self._http_duration.labels(method, route).observe(duration_s)
-        self._http_responses.labels(route, str(status)).inc()
+        self._http_requests_of(method, route, f"{status // 100}xx").inc()
+        self._http_duration_of(method, route).observe(duration_s)
+        self._http_responses_of(route, str(status)).inc()

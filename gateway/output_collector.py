@@ -74,11 +74,36 @@ class OutputCollector:
         Raises:
             PagewireError: The request failed and nothing waits any more.
         """
+        await self.wait(until_s)
+        return self.take_now()
+
+    async def wait(self, until_s: float | None = None) -> None:
+        """Wait until there is something to take.
+
+        Args:
+            until_s: Time of the event loop at which it returns if nothing has come.
+
+        Raises:
+            PagewireError: The request failed and nothing waits any more.
+        """
         while not self._waiting:
             if self._failure is not None:
                 raise self._failure
-            if not await self._wait(until_s):
-                return []
+            # Not in a method of its own: each token of each stream waits here.
+            self._waiter = asyncio.get_running_loop().create_future()
+            if until_s is not None:
+                self._set_timer(until_s)
+            try:
+                has_news = await self._waiter
+            finally:
+                self._waiter = None
+                if self._timer is not None:
+                    self._timer.unset()
+            if not has_news:
+                return
+
+    def take_now(self) -> list[Output]:
+        """Return all that waits, at most one an index."""
         outputs = list(self._waiting.values())
         self._waiting.clear()
         self._num_bytes = 0
@@ -94,19 +119,10 @@ class OutputCollector:
         if self._timer is not None:
             self._timer.close()
 
-    async def _wait(self, until_s: float | None) -> bool:
-        """Wait until there is something new, or for so long; return whether there is."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        if until_s is not None:
-            if self._timer is None:
-                self._timer = LazyTimer(lambda: self._wake(False))
-            self._timer.set(until_s)
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = None
-            if self._timer is not None:
-                self._timer.unset()
+    def _set_timer(self, until_s: float) -> None:
+        if self._timer is None:
+            self._timer = LazyTimer(lambda: self._wake(False))
+        self._timer.set(until_s)
 
     def _wake(self, has_news: bool) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -29,7 +29,10 @@ def resolve_params(request: GenerationRequest, info: EngineInfo) -> SamplingPara
     Raises:
         InvalidRequestError: Names the parameter.
     """
-    params = replace(info.default_sampling_params, **request.sampling)
+    defaults, given = info.default_sampling_params, request.sampling
+    if given.get("seed", defaults.seed) is None:
+        given = {**given, "seed": secrets.randbits(_SEED_BITS)}
+    params = replace(defaults, **given)
     params.check_vocabulary(info.vocab_size)
     _check_can_go_on(params, info)
     _check_num_logprobs(params, info)
@@ -40,8 +43,6 @@ def resolve_params(request: GenerationRequest, info: EngineInfo) -> SamplingPara
             reason="INVALID_PARAMETER",
             field="n",
         )
-    if params.seed is None:
-        params = replace(params, seed=secrets.randbits(_SEED_BITS))
     return params.normalized()
 
 

@@ -11,7 +11,7 @@ from pagewire.kit.errors import InternalError, PagewireError
 
 
 class SendWatch:
-    """`async with` around each write of one stream; one write at a time.
+    """`with` around each write of one stream; one write at a time.
 
     A write that is not done in time is cancelled, as by `asyncio.timeout`, which costs several
     times as much as a write of one token.
@@ -36,26 +36,28 @@ class SendWatch:
         self._num_cancels = 0
         self._is_late = False
         self._since_s = 0.0
+        self.under_way: asyncio.Future[object] | None = None
+        """What a write waits for whose task does something else; once done, it is in time."""
 
     @property
     def blocked_s(self) -> float:
         """How long the write under way has waited; 0: there is none."""
-        return 0.0 if self._task is None else self._loop.time() - self._since_s
+        return self._loop.time() - self._since_s if self._is_waiting else 0.0
 
-    async def __aenter__(self) -> None:
+    def __enter__(self) -> None:
         self._task = task = asyncio.current_task()
         self._num_cancels = task.cancelling() if task is not None else 0
         self._since_s = now_s = self._loop.time()
         self._timer.set(min(now_s + self._limit_s, self._deadline_s))
 
-    async def __aexit__(
+    def __exit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self._timer.unset()
-        task, self._task = self._task, None
+        task, self._task, self.under_way = self._task, None, None
         if not self._is_late or task is None:
             return
         self._is_late = False
@@ -68,8 +70,13 @@ class SendWatch:
         self._timer.close()
         self._error = _closed
 
+    @property
+    def _is_waiting(self) -> bool:
+        is_done = self.under_way is not None and self.under_way.done()
+        return self._task is not None and not is_done
+
     def _expire(self) -> None:
-        if self._task is not None:
+        if self._task is not None and self._is_waiting:
             self._is_late = True
             self._task.cancel()
 

@@ -8,7 +8,7 @@ handler, and with it the generation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,8 +17,9 @@ from gateway.convert import requests
 from gateway.convert.batch import WholeOutputs, batch_request
 from gateway.convert.chat import ChatEvents, chat_request
 from gateway.convert.events import Events, GenerateEvents, Response
-from gateway.generation import MAX_INLINE_WEIGHT, GenerationRequest, Output
+from gateway.generation import MAX_INLINE_WEIGHT, GenerationRequest
 from gateway.request_service import RequestService
+from gateway.stream_writer import StreamWriter
 from gateway.token_service import TokenService
 from pagewire.kit.errors import UnimplementedError
 from pagewire.v1 import inference_pb2, inference_pb2_grpc
@@ -49,7 +50,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             whole = WholeOutputs(generation, plan.n, request.response.return_token_ids)
             async for outputs in generation.outputs():
                 if (ended := whole.take(outputs)) is not None:
-                    async with generation.sending():
+                    with generation.sending():
                         await context.write(ended)
 
     async def Embed(
@@ -92,21 +93,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return requests.models_response(self._service.engines.models)
 
     async def _stream(self, request: GenerationRequest, events: Events, context: Context) -> None:
-        async with self._service.generate(request) as generation:
-
-            async def write(event: Response) -> None:
-                async with generation.sending():  # a client may stop reading for good
-                    await context.write(event)
-
-            await write(events.started(generation))
-            async for outputs in generation.outputs():
-                for event in await _written(events, outputs):
-                    await write(event)
-            await write(events.usage(generation.usage))
-
-
-async def _written(events: Events, outputs: Sequence[Output]) -> Iterable[Response]:
-    """Return the events of new outputs; those of much are made beside the loop."""
-    if sum(output.weight for output in outputs) > MAX_INLINE_WEIGHT:
-        return await asyncio.to_thread(lambda: list(events.outputs(outputs)))
-    return events.outputs(outputs)
+        async with (
+            self._service.generate(request) as generation,
+            # Watched, as a client may stop reading for good.
+            StreamWriter[Response](context.write, generation.sending()) as writer,
+        ):
+            await writer.write(events.started(generation))
+            async for outputs in generation.outputs(before_each=writer.finish):
+                written: Iterable[Response] = events.outputs(outputs)
+                if sum([output.weight for output in outputs]) > MAX_INLINE_WEIGHT:
+                    written = await asyncio.to_thread(list, written)
+                for event in written:
+                    await writer.write(event)
+            await writer.write(events.usage(generation.usage))

@@ -199,14 +199,17 @@ class SamplingParams:
 
     def normalized(self) -> SamplingParams:
         """Values that mean the same written one way, so that later code need not ask twice."""
-        budget = self.thinking_token_budget
-        budget = None if budget == UNLIMITED_THINKING else budget
+        wanted: dict[str, float | None] = {
+            "temperature": max(self.temperature, MIN_TEMPERATURE),
+            "top_k": max(self.top_k, 0),
+        }
         if self.is_greedy:
-            params = replace(self, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-        else:
-            temperature = max(self.temperature, MIN_TEMPERATURE)
-            params = replace(self, temperature=temperature, top_k=max(self.top_k, 0))
-        return replace(params, thinking_token_budget=budget)
+            wanted = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        if self.thinking_token_budget == UNLIMITED_THINKING:
+            wanted["thinking_token_budget"] = None
+        changes = {name: value for name, value in wanted.items() if getattr(self, name) != value}
+        # A copy is checked anew, which takes longer than all else here.
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagewire.kit.logs import get_logger
-from pagewire.kit.rust_panics import RustPanicsRaised
+from pagewire.kit.rust_panics import is_rust_panic
 from pagewire.sampling_params import MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from tokenizer_svc.detokenizer import DetokenizeOptions, Detokenizer
 from tokenizer_svc.metrics import TokenizerCounters
@@ -96,7 +96,8 @@ class DetokenizeSession:
             if opened.output_token_ids and opened.handle in self._open:
                 await self._paced(TokenRow(opened.handle, opened.output_token_ids), answer)
         for row in frame.rows:
-            if self._is_due(row):
+            self._num_tokens_since_pause += len(row.token_ids) + 1
+            if self._num_tokens_since_pause > _TOKENS_BETWEEN_PAUSES:
                 await self._paced(row, answer)
             else:
                 self._row(row, answer)
@@ -133,11 +134,6 @@ class DetokenizeSession:
             return f"a stop string has 1 to {MAX_STOP_STRING_CHARS} characters"
         return None
 
-    def _is_due(self, row: TokenRow) -> bool:
-        """Whether other tasks get their turn before this row is through."""
-        self._num_tokens_since_pause += len(row.token_ids) + 1
-        return self._num_tokens_since_pause > _TOKENS_BETWEEN_PAUSES
-
     async def _paced(self, row: TokenRow, answer: TextFrame) -> None:
         """The row in pieces, with pauses; its answer is still one row."""
         ids = row.token_ids
@@ -165,11 +161,12 @@ class DetokenizeSession:
             # A stop string or an error closed it while these tokens were on their way.
             return
         try:
-            with RustPanicsRaised():
-                text, stop_hit = detokenizer.append(
-                    token_ids, last_is_stop_token=last_is_stop_token, end=end
-                )
-        except Exception:
+            text, stop_hit = detokenizer.append(
+                token_ids, last_is_stop_token=last_is_stop_token, end=end
+            )
+        except BaseException as exc:
+            if not isinstance(exc, Exception) and not is_rust_panic(exc):
+                raise
             # A bug or a broken decoder: it ends this request only.
             _log.exception("request cannot be detokenized")
             del self._open[handle]

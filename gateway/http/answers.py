@@ -171,7 +171,7 @@ class StreamedAnswer:
         async with self._service.generate(self._request) as generation:
 
             async def send_in_time(message: Message) -> None:
-                async with generation.sending():  # a client may stop reading for good
+                with generation.sending():  # a client may stop reading for good
                     await send(message)
 
             await send_in_time(start())

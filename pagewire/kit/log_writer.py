@@ -12,11 +12,12 @@ import threading
 from typing import TextIO
 
 _CAPACITY_LINES = 8192
+_MAX_LINES_A_WRITE = 256
 _DRAIN_TIMEOUT_S = 2.0
 
 
 class QueueWriter(logging.Handler):
-    """Writes lines in order; counts and drops them while the queue is full.
+    """Writes lines in order, those that wait in one go; counts and drops them while it is full.
 
     Thread-safe. `flush` and `close` wait a bounded time, so a stuck stream cannot hold up an exit.
     """
@@ -24,8 +25,11 @@ class QueueWriter(logging.Handler):
     def __init__(self, stream: TextIO, capacity: int = _CAPACITY_LINES) -> None:
         super().__init__()
         self._stream = stream
-        self._lines: queue.Queue[str | threading.Event | None] = queue.Queue(capacity)
+        # Of the queues the cheap one; what logs holds the handler's lock, so the bound is kept.
+        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
+        self._capacity = capacity
         self.num_dropped = 0
+        self._num_reported = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
@@ -36,49 +40,51 @@ class QueueWriter(logging.Handler):
         except Exception:  # a record that cannot be rendered must not stop its caller
             self.handleError(record)
             return
-        try:
-            self._lines.put_nowait(line)
-        except queue.Full:
+        if self._lines.qsize() >= self._capacity:
             self.num_dropped += 1
+        else:
+            self._lines.put(line)
 
     def flush(self) -> None:
         """Wait until the lines logged so far are written, or two seconds have passed."""
         if self._closed or not self._thread.is_alive():
             return
         reached = threading.Event()
-        try:
-            self._lines.put(reached, timeout=_DRAIN_TIMEOUT_S)
-        except queue.Full:
-            return
+        self._lines.put(reached)
         reached.wait(_DRAIN_TIMEOUT_S)
 
     def close(self) -> None:
         if not self._closed:
             self.flush()
             self._closed = True
-            try:
-                self._lines.put(None, timeout=_DRAIN_TIMEOUT_S)
-                self._thread.join(_DRAIN_TIMEOUT_S)
-            except queue.Full:
-                self.num_dropped += self._lines.qsize()
+            self._lines.put(None)
+            self._thread.join(_DRAIN_TIMEOUT_S)
         super().close()
 
     def _run(self) -> None:
-        num_reported = 0
-        while (item := self._lines.get()) is not None:
+        lines: list[str] = []
+        while True:
+            item = self._lines.get()
+            if isinstance(item, str):
+                lines.append(item)
+                if not self._lines.empty() and len(lines) < _MAX_LINES_A_WRITE:
+                    continue
+            if lines:
+                self._write(lines)
+                lines = []
+            if item is None:
+                return
             if isinstance(item, threading.Event):
                 item.set()
-                continue
-            if self.num_dropped > num_reported:
-                num_new = self.num_dropped - num_reported
-                num_reported += num_new
-                self._write(f'{{"event": "log_lines_dropped", "num_dropped": {num_new}}}')
-            self._write(item)
 
-    def _write(self, line: str) -> None:
+    def _write(self, lines: list[str]) -> None:
+        report = ""
+        if num_new := self.num_dropped - self._num_reported:
+            self._num_reported += num_new
+            report = f'{{"event": "log_lines_dropped", "num_dropped": {num_new}}}\n'
         try:
-            self._stream.write(line + "\n")
+            self._stream.write(report + "\n".join(lines) + "\n")
             self._stream.flush()
         except (OSError, ValueError):
             # stderr is closed or its reader is gone: there is no other place to tell it.
-            self.num_dropped += 1
+            self.num_dropped += len(lines)

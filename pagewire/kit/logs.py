@@ -8,6 +8,7 @@ is slower than the logs, lines are dropped and counted. Levels can change while 
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import Any, Literal, TextIO, cast, get_args
@@ -65,21 +66,12 @@ def configure_logging(service: str, level: str = "info", stream: TextIO | None =
         level: One of `LEVELS`; the root's level.
         stream: For tests.
     """
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_shared_processors(),
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            _bound_text,
-            _in_order(service),
-            structlog.processors.JSONRenderer(default=_printable, ensure_ascii=False),
-        ],
-    )
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, QueueWriter)]:
         root.removeHandler(handler)
         handler.close()
     writer = QueueWriter(stream or sys.stderr)
-    writer.setFormatter(formatter)
+    writer.setFormatter(_JsonFormatter(service))
     root.addHandler(writer)
     set_level(level)
     for library in _QUIET_LIBRARIES:
@@ -105,6 +97,31 @@ def flush_logs() -> None:
     """Wait, at most two seconds, until what was logged is written."""
     for handler in logging.getLogger().handlers:
         handler.flush()
+
+
+class _JsonFormatter(structlog.stdlib.ProcessorFormatter):
+    """Renders records as JSON."""
+
+    def __init__(self, service: str) -> None:
+        self._in_order = _in_order(service)
+        self._encode = json.JSONEncoder(default=_printable, ensure_ascii=False).encode
+        super().__init__(
+            foreign_pre_chain=_shared_processors(),
+            processors=[self.remove_processors_meta, self._render],
+        )
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render a record; one of our loggers has been through its processors.
+
+        structlog copies the record for other handlers and would give it to `logging` to format
+        again, which takes longer than the rest.
+        """
+        if isinstance(record.msg, dict) and hasattr(record, "_name"):
+            return self._render(None, "", dict(record.msg))
+        return super().format(record)
+
+    def _render(self, logger: WrappedLogger, method: str, event: EventDict) -> str:
+        return self._encode(self._in_order(logger, method, _bound_text(logger, method, event)))
 
 
 def _shared_processors() -> list[Processor]:

@@ -15,6 +15,11 @@ class RustPanicError(RuntimeError):
     """A library panicked; the message is the library's own and is not for clients."""
 
 
+def is_rust_panic(exc: BaseException) -> bool:
+    """Whether it stands for a panic; for code that is too hot for a context manager."""
+    return type(exc).__name__ == _PANIC
+
+
 class RustPanicsRaised:
     """Raise a panic of the code inside as `RustPanicError`; anything else is left alone."""
 
@@ -30,5 +35,5 @@ class RustPanicsRaised:
         traceback: TracebackType | None,
     ) -> None:
         """Raise what a panic stands for."""
-        if exc is not None and type(exc).__name__ == _PANIC:
+        if exc is not None and is_rust_panic(exc):
             raise RustPanicError(str(exc)) from exc

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from pagewire.kit.admin import AdminServicer
 from pagewire.kit.channels import DEFAULT_MAX_MESSAGE_BYTES
+from pagewire.kit.completion_wakeups import cheapen_wakeups
 from pagewire.kit.health import HealthServicer
 from pagewire.kit.interceptors import server_interceptors
 from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
@@ -120,6 +121,7 @@ class ServiceServer:
             registry: Metrics of the service; default: a new one with the process's figures.
             rpc_metrics: Of another server of the process, whose registry this one shares.
         """
+        cheapen_wakeups()
         self.service_name = service_name
         self.registry = registry if registry is not None else new_registry()
         self._config = config

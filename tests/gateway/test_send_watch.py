@@ -19,10 +19,9 @@ def make_watch(limit_s: float, deadline_s: float | None = None) -> SendWatch:
 async def test_a_write_that_waits_too_long_ends_and_the_next_one_has_its_own_time() -> None:
     watch = make_watch(0.01)
     for _ in range(2):
-        with pytest.raises(QueueFullError, match="late"):
-            async with watch:
-                await asyncio.Event().wait()
-        async with watch:
+        with pytest.raises(QueueFullError, match="late"), watch:
+            await asyncio.Event().wait()
+        with watch:
             await asyncio.sleep(0)
     task = asyncio.current_task()
     assert task is not None
@@ -32,26 +31,24 @@ async def test_a_write_that_waits_too_long_ends_and_the_next_one_has_its_own_tim
 
 async def test_no_write_lasts_beyond_the_deadline() -> None:
     watch = make_watch(3600, asyncio.get_running_loop().time() + 0.01)
-    with pytest.raises(QueueFullError):
-        async with watch:
-            await asyncio.Event().wait()
+    with pytest.raises(QueueFullError), watch:
+        await asyncio.Event().wait()
 
 
 async def test_time_between_writes_does_not_count() -> None:
     watch = make_watch(0.01)
-    async with watch:
+    with watch:
         await asyncio.sleep(0)
     await asyncio.sleep(0.03)  # longer than a write may take
-    async with watch:
+    with watch:
         await asyncio.sleep(0)
     watch.close()
 
 
 async def test_a_write_that_fails_fails_as_it_does() -> None:
     watch = make_watch(3600)
-    with pytest.raises(ZeroDivisionError):
-        async with watch:
-            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), watch:
+        raise ZeroDivisionError
     watch.close()
 
 
@@ -59,7 +56,7 @@ async def test_a_cancel_from_elsewhere_stays_one() -> None:
     watch, begun = make_watch(3600), asyncio.Event()
 
     async def write() -> None:
-        async with watch:
+        with watch:
             begun.set()
             await asyncio.Event().wait()
 
@@ -75,7 +72,7 @@ async def test_a_cancel_from_elsewhere_goes_before_a_late_write() -> None:
     watch, begun = make_watch(0.01), asyncio.Event()
 
     async def write() -> None:
-        async with watch:
+        with watch:
             begun.set()
             try:
                 await asyncio.Event().wait()

@@ -135,6 +135,11 @@ def test_a_tiny_temperature_is_raised_and_top_k_minus_one_means_off() -> None:
     assert (params.temperature, params.top_k) == (0.01, 0)
 
 
+def test_what_is_normal_already_stays_as_it_is() -> None:
+    for params in (SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_k=7)):
+        assert params.normalized() is params
+
+
 def test_token_ids_outside_the_vocabulary_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(stop_token_ids=(3, 100)).check_vocabulary(100)

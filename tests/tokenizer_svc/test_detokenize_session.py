@@ -12,10 +12,15 @@ from tokenizer_svc.model_tokenizer import ModelTokenizer
 
 
 class BrokenDetokenizer(Detokenizer):
-    """One whose decoder has a bug."""
+    """One whose decoder has a bug, or panics."""
+
+    failure: type[BaseException]
 
     def append(self, *_: Any, **__: Any) -> NewText:
-        raise ZeroDivisionError
+        raise self.failure
+
+
+PanicException = type("PanicException", (BaseException,), {})
 
 
 @pytest.fixture
@@ -65,16 +70,30 @@ async def test_one_more_request_than_allowed_is_refused(
     assert session.num_open == 2
 
 
+@pytest.mark.parametrize("failure", [ZeroDivisionError, PanicException])
 async def test_a_failing_request_harms_no_other(
-    session: DetokenizeSession, byte_level: ModelTokenizer
+    session: DetokenizeSession, byte_level: ModelTokenizer, failure: type[BaseException]
 ) -> None:
     ids = byte_level.encode("x", False)
     await session.take(TokenFrame(opens=opens(1, 2)))
-    session._open[1] = BrokenDetokenizer(byte_level.decoder_tables, DetokenizeOptions())
+    broken = BrokenDetokenizer(byte_level.decoder_tables, DetokenizeOptions())
+    broken.failure = failure
+    session._open[1] = broken
     answer = await session.take(TokenFrame(rows=[TokenRow(1, ids), TokenRow(2, ids)]))
     assert answer.errors == [(1, "the output cannot be turned into text")]
     assert (answer.handles, answer.texts) == ([2], ["x"])
     assert session.num_open == 1
+
+
+async def test_what_is_no_failure_of_a_request_ends_the_stream(
+    session: DetokenizeSession, byte_level: ModelTokenizer
+) -> None:
+    await session.take(TokenFrame(opens=opens(1)))
+    broken = BrokenDetokenizer(byte_level.decoder_tables, DetokenizeOptions())
+    broken.failure = asyncio.CancelledError
+    session._open[1] = broken
+    with pytest.raises(asyncio.CancelledError):
+        await session.take(TokenFrame(rows=[TokenRow(1, [5])]))
 
 
 async def test_long_rows_let_others_run_and_lose_nothing(

@@ -126,7 +126,7 @@ class StreamedMessage:
             async with self._service.generate(self._call.request) as generation:
 
                 async def send_in_time(message: Message) -> None:
-                    async with generation.sending():  # a client may stop reading for good
+                    with generation.sending():  # a client may stop reading for good
                         await send(message)
 
                 await send_in_time(start())

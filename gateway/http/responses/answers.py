@@ -176,7 +176,7 @@ class StreamedResponse:
         async with work.generate() as generation:
 
             async def send_in_time(message: Message) -> None:
-                async with generation.sending():  # a client may stop reading for good
+                with generation.sending():  # a client may stop reading for good
                     await send(message)
 
             writer = _Writer(work.call, generation)

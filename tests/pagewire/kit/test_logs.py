@@ -107,8 +107,10 @@ class StuckStream(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
         self.entered, self.release = threading.Event(), threading.Event()
+        self.num_writes = 0
 
     def write(self, text: str) -> int:
+        self.num_writes += 1
         self.entered.set()
         self.release.wait()
         return super().write(text)
@@ -134,6 +136,19 @@ def test_a_stuck_stream_costs_lines_and_no_time():
         "line 0",
         "line 1",
     ]
+
+
+def test_lines_that_wait_are_written_in_one_go_and_in_order():
+    stream = StuckStream()
+    writer = QueueWriter(stream)
+    for number in range(500):
+        writer.emit(logging.LogRecord("a", logging.INFO, "", 0, f"line {number}", None, None))
+        if number == 0:
+            stream.entered.wait()
+    stream.release.set()
+    writer.close()
+    assert stream.getvalue().splitlines() == [f"line {number}" for number in range(500)]
+    assert stream.num_writes == 3  # the first line, then 256 and 243
 
 
 def test_a_closed_stream_does_not_end_the_writer():
