@@ -45,6 +45,8 @@ def measure(flags: Sequence[str], caches: Path) -> Start:
     """Start a stack with these folders for its caches, ask for a token, and stop it."""
     environment = {
         "PYTHONPYCACHEPREFIX": str(caches / "byte-code"),
+        # Where it is set, nothing would be warm: all modules are compiled at each start.
+        "PYTHONDONTWRITEBYTECODE": "",
         "PAGEWIRE_CACHE_DIR": str(caches / "pagewire"),
     }
     started_s = time.perf_counter()
