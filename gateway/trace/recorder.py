@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from gateway.access.readers import Readers, client_at_hand
 from gateway.trace.config import NO_TRACES, TraceConfig
 from gateway.trace.report import facts as about
-from gateway.trace.report import part_totals, summary
+from gateway.trace.report import part_totals, seconds
 from gateway.trace.request_trace import RequestTrace, bound
 from gateway.trace.span_export import SpanExport
 from gateway.trace.store import TraceStore
@@ -63,12 +63,12 @@ class TraceRecorder:
         trace.facts = {"route": route, "status": status, **trace.facts}
         self.store.add(trace)
         self.exported.add(trace)
-        facts = summary(trace)
         parts = part_totals(trace) if trace.follows_outputs else {}
+        first_ns = trace.first_output_ns
         log.info(
             "request",
             **about(trace),
-            e2e_s=facts["duration_s"],
-            time_to_first_token_s=facts["time_to_first_token_s"],
+            e2e_s=seconds(trace.duration_ns),
+            time_to_first_token_s=None if first_ns is None else seconds(first_ns - trace.start_ns),
             parts_ms={name: round(ns / 1e6, 3) for name, ns in parts.items()},
         )

@@ -20,9 +20,9 @@ def summary(trace: RequestTrace) -> dict[str, Any]:
         "object": "request.trace",
         "created": round(trace.created_ns / _NS_PER_S, 3),
         **facts(trace),
-        "duration_s": _seconds(trace.duration_ns),
-        "time_to_first_token_s": None if first_ns is None else _seconds(first_ns - trace.start_ns),
-        "parts": {name: _seconds(ns) for name, ns in part_totals(trace).items()},
+        "duration_s": seconds(trace.duration_ns),
+        "time_to_first_token_s": None if first_ns is None else seconds(first_ns - trace.start_ns),
+        "parts": {name: seconds(ns) for name, ns in part_totals(trace).items()},
     }
 
 
@@ -48,8 +48,8 @@ def whole(trace: RequestTrace) -> dict[str, Any]:
         "spans": [
             {
                 "part": span.name,
-                "start_s": _seconds(span.start_ns - trace.start_ns),
-                "duration_s": _seconds(span.duration_ns),
+                "start_s": seconds(span.start_ns - trace.start_ns),
+                "duration_s": seconds(span.duration_ns),
             }
             for span in trace.spans
         ],
@@ -79,8 +79,8 @@ def _output(trace: RequestTrace, index: int, output: TracedOutput) -> dict[str, 
         "replicas": list(output.replicas),
         "preemptions": output.num_preemptions,
         "recoveries": output.num_recoveries,
-        "start_s": _seconds(output.start_ns - trace.start_ns),
-        "duration_s": _seconds(end_ns - output.start_ns),
+        "start_s": seconds(output.start_ns - trace.start_ns),
+        "duration_s": seconds(end_ns - output.start_ns),
         "segments": list(_segments(trace, output.segments)),
     }
 
@@ -89,13 +89,14 @@ def _segments(trace: RequestTrace, segments: Iterable[Segment]) -> Iterable[dict
     for segment in segments:
         yield {
             "kind": segment.kind,
-            "start_s": _seconds(segment.start_ns - trace.start_ns),
-            "duration_s": _seconds(segment.duration_ns),
+            "start_s": seconds(segment.start_ns - trace.start_ns),
+            "duration_s": seconds(segment.duration_ns),
             "steps": segment.num_steps,
             "tokens": segment.num_tokens,
-            "parts": {name: _seconds(ns) for name, ns in segment.parts.items()},
+            "parts": {name: seconds(ns) for name, ns in segment.parts.items()},
         }
 
 
-def _seconds(ns: int) -> float:
+def seconds(ns: int) -> float:
+    """Return a time as the API shows it."""
     return round(ns / _NS_PER_S, 6)
