@@ -59,9 +59,9 @@ class KVCacheManager:
         self._sliding = [(i, group) for i, group in enumerate(groups) if group.sliding_window]
         self._max_step_tokens = max_step_tokens
         self._enable_caching = enable_caching
-        self._events = events
-        full = [i for i, group in enumerate(groups) if not group.sliding_window]
-        self._event_group_id = full[0] if full else 0
+        self._events, self._lives = events, lives
+        full = (i for i, group in enumerate(groups) if not group.sliding_window)
+        self._event_group_id = next(full, 0)
         self._pool = BlockPool(
             num_blocks,
             num_groups=len(groups),
@@ -70,7 +70,6 @@ class KVCacheManager:
             events=events,
             lives=lives,
         )
-        self._lives = lives
         self._tables: dict[str, BlockTables] = {}
 
     @property
