@@ -28,6 +28,10 @@ _POLL_S = 0.02
 _MEMORY_POLL_S = 0.5
 _RUN_TIMEOUT_S = 900
 _END_TIMEOUT_S = 60
+# Without byte code every start would be a first one.
+_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
 
 
 class Running:
@@ -176,7 +180,7 @@ def running(peer: Peer, suite: Suite, log: Path) -> Iterator[Running]:
             stdout=pipe or said,
             stderr=said,
             cwd=ROOT,
-            env={**os.environ, **peer.env},
+            env={**_ENVIRONMENT, **peer.env},
             start_new_session=True,
         )
     one = Running(peer, suite, process, f"http://127.0.0.1:{port}")
