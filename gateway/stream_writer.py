@@ -104,8 +104,15 @@ class StreamWriter(Generic[M]):
         """Leave the write under way to itself; a late one is said to be that, and not cancelled."""
         if self._write is not None:
             self._write.close()
+            _forget(self._awaited)
             self._write = self._awaited = None
         self._watch.__exit__(type(exc), exc, exc.__traceback__)
+
+
+def _forget(awaited: asyncio.Future[Any] | None) -> None:
+    """Want no outcome of it: a write to a client that is gone fails, which is nobody's error."""
+    if awaited is not None and not awaited.cancel() and not awaited.cancelled():
+        awaited.exception()
 
 
 @types.coroutine

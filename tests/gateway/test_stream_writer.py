@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -30,10 +31,13 @@ class Peer:
 
     def let_through(self) -> None:
         """End the first wait of the write under way, or the second."""
-        self._waiting.pop().set_result(None)
+        if not (waiting := self._waiting.pop()).cancelled():
+            waiting.set_result(None)
 
     def fail(self, exc: Exception) -> None:
-        self._waiting.pop().set_exception(exc)
+        """End the wait of the write under way with an error; as gRPC, not one that is given up."""
+        if not (waiting := self._waiting.pop()).cancelled():
+            waiting.set_exception(exc)
 
 
 def make_writer(peer: Peer, limit_s: float = 3600) -> StreamWriter[str]:
@@ -159,3 +163,30 @@ async def test_what_is_under_way_when_its_task_is_cancelled_is_given_up() -> Non
         await working
     peer.let_through()
     assert peer.written == []
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+async def test_a_write_that_fails_once_its_task_is_cancelled_is_no_lost_error(
+    fails_first: bool,
+) -> None:
+    """gRPC fails what is under way as the client leaves, before or after it cancels the task."""
+    peer, told = Peer(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: told.append(about))
+
+    async def work() -> None:
+        async with make_writer(peer) as writer:
+            await writer.write("a")
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    if fails_first:
+        peer.fail(ZeroDivisionError())
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    if not fails_first:
+        peer.fail(ZeroDivisionError())
+    del working
+    gc.collect()
+    assert told == []
