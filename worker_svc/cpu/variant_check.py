@@ -27,9 +27,10 @@ log = get_logger("worker_svc.cpu")
 Floats = npt.NDArray[np.float32]
 
 _ROWS = 24
-_NUM_BLOCKS = 3
-"""Of a row: enough for an odd one."""
-_NUM_TOKENS = (1, 2, 3, 4, 7)
+_COLUMNS = 768
+"""Whole blocks of every type, and more than are unpacked at once for many tokens."""
+_NUM_TOKENS = (1, 2, 3, 4, 7, 13)
+"""The last are many: blocks of them, and one left."""
 _WITH_OFFSETS = (GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q5_K)
 _TOLERANCE = 0.003
 """Of a result's largest value: keys and values have 11 bits, activations 16."""
@@ -58,40 +59,43 @@ def problem_of(kernels: Kernels) -> str | None:
 
 
 def _multiplies(kernels: Kernels, ggml_type: GgmlType, random: np.random.Generator) -> bool:
-    columns = _NUM_BLOCKS * ggml_type.block_weights
-    blocks = random_blocks(ggml_type, _ROWS, columns, random)
-    matrix = PackedMatrix(kernels, ggml_type, _ROWS, columns)
+    blocks = random_blocks(ggml_type, _ROWS, _COLUMNS, random)
+    matrix = PackedMatrix(kernels, ggml_type, _ROWS, _COLUMNS)
     matrix.take(GgmlBlocks(ggml_type, blocks))
-    weights = dequantize(blocks.reshape(-1), ggml_type, "check").reshape(_ROWS, columns)
-    inputs = [random.standard_normal((count, columns), np.float32) for count in _NUM_TOKENS]
+    weights = dequantize(blocks.reshape(-1), ggml_type, "check").reshape(_ROWS, _COLUMNS)
+    inputs = [random.standard_normal((count, _COLUMNS), np.float32) for count in _NUM_TOKENS]
     return all(_is_close(matrix.multiply(given), given @ weights.T) for given in inputs)
 
 
 def _attends(kernels: Kernels, random: np.random.Generator) -> bool:
-    length, dim, block_size = 19, 16, 16
+    length, dim, block_size = 19, 80, 16
     spec = AttentionSpec(
         num_heads=2, num_kv_heads=1, head_dim=dim, scale=0.25, sliding_windows=[None]
     )
     backend = CpuAttentionBackend(kernels, Pool(kernels, 1), spec)
     backend.allocate_kv_cache(3, block_size)
-    attention = backend.begin_step(
-        AttentionMetadata(
-            slot_mapping=torch.arange(length) + block_size,
-            block_tables=torch.tensor([[1, 2]]),
-            seq_lens=[length],
-            query_start_loc=[0, length],
-            num_single_rows=0,
-        )
-    )
     query, key, value = (
         random.standard_normal((length, heads, dim), np.float32) for heads in (2, 1, 1)
     )
-    output = attention(0, *(torch.from_numpy(tensor) for tensor in (query, key, value)))
     scores = np.einsum("qhd,kd->hqk", query, key[:, 0]) * spec.scale
     weights = np.exp(scores) * np.tri(length)
     weights /= weights.sum(axis=-1, keepdims=True)
     expected = np.einsum("hqk,kd->qhd", weights, value[:, 0]).reshape(length, -1)
-    return _is_close(output.numpy(), expected.astype(np.float32))
+    # Many queries, then the last alone: few read the cache in another way.
+    for first in (0, length - 1):
+        attention = backend.begin_step(
+            AttentionMetadata(
+                slot_mapping=torch.arange(first, length) + block_size,
+                block_tables=torch.tensor([[1, 2]]),
+                seq_lens=[length],
+                query_start_loc=[0, length - first],
+                num_single_rows=0,
+            )
+        )
+        output = attention(0, *(torch.from_numpy(array[first:]) for array in (query, key, value)))
+        if not _is_close(output.numpy(), expected[first:].astype(np.float32)):
+            return False
+    return True
 
 
 def random_blocks(

@@ -1,0 +1,49 @@
+"""The check of a variant finds what is wrong for many tokens or for one alone."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, cast
+from dataclasses import replace
+from typing import Any
+
+from worker_svc.cpu.kernels import Kernels
+from worker_svc.cpu.structs import Step
+from worker_svc.cpu.variant_check import problem_of
+
+MANY = 12
+
+
+class WrongForSome:
+    """The library, but with nothing done where a kernel has so many tokens."""
+
+    def __init__(self, native: Any, *, linear: range = range(0), attend: range = range(0)) -> None:
+        self._native = native
+        self._linear, self._attend = linear, attend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def pw_linear(self, *arguments: Any) -> None:
+        if arguments[3] not in self._linear:
+            self._native.pw_linear(*arguments)
+
+    def pw_attend(self, *arguments: Any) -> None:
+        if cast(arguments[4], POINTER(Step)).contents.num_tokens not in self._attend:
+            self._native.pw_attend(*arguments)
+
+
+def test_products_of_many_tokens_are_looked_at(kernels: Kernels) -> None:
+    native = WrongForSome(kernels.native, linear=range(MANY, 129))
+    problem = problem_of(replace(kernels, native=native))
+    assert problem is not None
+    assert problem.startswith("products")
+
+
+def test_attention_of_few_queries_is_looked_at(kernels: Kernels) -> None:
+    native = WrongForSome(kernels.native, attend=range(1, 2))
+    assert problem_of(replace(kernels, native=native)) == "attention"
+
+
+def test_attention_of_many_queries_is_looked_at(kernels: Kernels) -> None:
+    native = WrongForSome(kernels.native, attend=range(5, 1000))
+    assert problem_of(replace(kernels, native=native)) == "attention"
