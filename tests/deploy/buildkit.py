@@ -26,7 +26,8 @@ def build_with_buildkit(context: Path, target: str) -> str:
     name = f"pagewire/{target}:{TAG}-buildkit"
     query = {"version": "2", "dockerfile": "deploy/Dockerfile", "target": target, "t": name}
     with tempfile.TemporaryFile() as archive:
-        with tarfile.open(fileobj=archive, mode="w") as tar:
+        # BuildKit looks at 1 KiB, in which there is no more than the head of the other format.
+        with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
             tar.add(context, arcname=".")
         archive.seek(0)
         answer = _post(host.removeprefix("unix://"), query, archive)
