@@ -55,10 +55,11 @@ template <typename Rows> struct Packed {
   Packed(const Matrix &matrix, int row_group, int count)
       : rows{{matrix, row_group}, {matrix, row_group + count - 1}} {}
 
-  // The next bytes of all, where groups of columns are gone through in order.
+  // The next bytes of all, where groups of columns are gone through in order. The last row group
+  // is read so much further on, and asked for as early.
   void prefetch(int group) const {
     constexpr int kBytes = kRows * Rows::kShare;
-    const uint8_t *next = rows[0].codes + int64_t{group} * kBytes + ahead;
+    const uint8_t *next = rows[kRows - 1].codes + int64_t{group} * kBytes + ahead;
 #pragma GCC unroll 16
     for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(next + i);
   }
