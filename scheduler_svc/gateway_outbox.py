@@ -37,12 +37,18 @@ class GatewayOutbox:
         self._is_closed = False
         self._num_frames = 0
         self._last_answered_ns = 0
+        self._write_began_s: float | None = None
         self._wake = asyncio.Event()
 
     @property
     def num_values(self) -> int:
         """How much waits, in numbers of columns: about 40 bytes each here, up to 5 on the wire."""
         return self._outputs.num_values + self._num_frame_values
+
+    def is_writing_for(self, seconds: float) -> bool:
+        """Whether a write is under way, and has been for so long."""
+        began_s = self._write_began_s
+        return began_s is not None and asyncio.get_running_loop().time() - began_s >= seconds
 
     def accept(self, scheduler_id: str, epoch: int, fingerprint: str) -> None:
         """Put the answer to `open` in; it must be in the first frame."""
@@ -106,7 +112,10 @@ class GatewayOutbox:
             await self._wake.wait()
             self._wake.clear()
             if self._has_frame:
-                await write(self._take_frame())
+                frame = self._take_frame()
+                self._write_began_s = asyncio.get_running_loop().time()
+                await write(frame)
+                self._write_began_s = None
             elif self._is_closed:
                 return
             if self._is_closed:

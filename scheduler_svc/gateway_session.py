@@ -39,10 +39,12 @@ from scheduler_svc.step_figures import StepTimings
 from scheduler_svc.stop import FinishReason
 
 MAX_PENDING_VALUES = 1 << 20
-"""What may wait for a gateway, in numbers; one that has not taken so much by the next step is lost.
+"""What may wait for a gateway that is slow to take the frame before it, in numbers: about 40 MB.
 
-About 40 MB. What one step gives may pass it, since no gateway can be quicker than that.
+For any other four times as much: long prompts' log-probabilities may come before it has had time to
+take a frame, or the writer its turn. What one step gives may pass both.
 """
+SLOW_WRITE_S = 1.0
 TAKEOVER_SILENCE_S = 2.5 * HEARTBEAT_INTERVAL_S
 """A gateway that was not heard for so long may have been started anew."""
 FLUSH_TIMEOUT_S = 2.0
@@ -200,7 +202,9 @@ class GatewaySession:
 
     def _is_over(self) -> bool:
         """Whether nothing more may be put: the stream ends, if only because too much waits."""
-        if self._outbox.num_values > MAX_PENDING_VALUES:
+        num_values, limit = self._outbox.num_values, MAX_PENDING_VALUES
+        is_slow = num_values > limit and self._outbox.is_writing_for(SLOW_WRITE_S)
+        if is_slow or num_values > 4 * limit:
             self.end(ServiceUnavailableError("the gateway reads too slowly", reason="SLOW_GATEWAY"))
         return self._ended.is_set()
 
