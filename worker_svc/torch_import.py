@@ -13,7 +13,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-_DEFERRED = ("torch._meta_registrations", "torch.distributed._meta_registrations")
+_OF_DISTRIBUTED = "torch.distributed._meta_registrations"
+"""Of builds that have it."""
+_DEFERRED = ("torch._meta_registrations", _OF_DISTRIBUTED)
 # In others torch itself may want what is in them.
 _TESTED_VERSIONS = ("2.13.",)
 
@@ -35,8 +37,10 @@ def import_torch() -> None:
 
 def complete_torch() -> None:
     """Import what was left out. Idempotent."""
+    has_distributed = importlib.import_module("torch.distributed").is_available()
     for name in _DEFERRED:
-        importlib.import_module(name)
+        if has_distributed or name != _OF_DISTRIBUTED:
+            importlib.import_module(name)
 
 
 def _is_tested() -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -30,6 +32,22 @@ print(tuple(torch.fft.rfft(tensor).shape))
 def test_what_describes_tensors_without_data_comes_when_it_is_wanted() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["False 2", "not described", "(4, 3)"], done.stderr
+
+
+def test_a_build_without_distributed_is_complete_without_its_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    imported = []
+    import_module = importlib.import_module
+
+    def import_and_note(name: str) -> ModuleType:
+        imported.append(name)
+        return import_module(name)
+
+    monkeypatch.setattr("torch.distributed.is_available", lambda: False)
+    monkeypatch.setattr(importlib, "import_module", import_and_note)
+    torch_import.complete_torch()
+    assert imported == ["torch.distributed", "torch._meta_registrations"]
 
 
 def test_an_untested_version_is_imported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
