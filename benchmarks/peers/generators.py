@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers.generators --rounds 5 --output benchmarks/results/NAME.json
 
-One server of ours; both generators ask it the same number of random prompts of the same lengths,
-at the same concurrency or rate. Differences are of the generators' own work on the same cores, and
-of what they count: both count TTFT from sending, and a token's gap between two messages.
+One stack with the simulated worker, whose steps take 30 ms; both generators ask it the same number
+of random prompts of the same lengths, at the same concurrency or rate. Differences are of the
+generators' own work on the same cores, and of what they count: both count TTFT from sending, and a
+token's gap between two messages.
 """
 
 from __future__ import annotations
@@ -21,16 +22,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.peers.peer import PEERS, VLLM
+from benchmarks.peers.peer import SIMULATED, VLLM
 from benchmarks.peers.running import Running, running
 from benchmarks.peers.suite import ROOT, SUITES
 from pagewire.kit.machine import describe_machine
 
-NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 64, 128, 64
+NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 40, 128, 64
 SUITE = SUITES["serving"]
 # By name, with the flag for it, which both generators have.
-LOADS = {"32 at a time": "--max-concurrency=32", "2 a second": "--request-rate=2"}
+LOADS = {"8 at a time": "--max-concurrency=8", "4 a second": "--request-rate=4"}
 Figures = dict[str, float]
+# Its own command asks for the metadata of a package `vllm`, which its CPU build is not called.
+_VLLM_BENCH = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
 def ask_with_ours(server: Running, load: str, seed: int, folder: Path) -> Figures:
@@ -57,7 +66,7 @@ def ask_with_ours(server: Running, load: str, seed: int, folder: Path) -> Figure
 def ask_with_vllm(server: Running, load: str, seed: int, folder: Path) -> Figures:
     """Run `vllm bench serve`."""
     _run(
-        [str(VLLM.with_name("vllm")), "bench", "serve"],
+        [str(VLLM), "-c", _VLLM_BENCH],
         load,
         seed,
         f"--base-url={server.url}",
@@ -108,8 +117,7 @@ def compare(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     seed = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ours = next(peer for peer in PEERS if peer.is_ours)
-        server = stack.enter_context(running(ours, SUITE, folder / "server.log"))
+        server = stack.enter_context(running(SIMULATED, SUITE, folder / "server.log"))
         for load, flag in LOADS.items():
             told: dict[str, list[Figures]] = {name: [] for name in GENERATORS}
             for _ in range(rounds):

@@ -142,6 +142,9 @@ _VLLM_ENV = {
 # It takes chats only, and tells no token counts.
 _TRANSFORMERS_FLAGS = ("--backend=openai-chat", "--no-ignore-eos")
 
+SIMULATED = _ours("simulated", "--device=sim", "--sim-step-time-us=30000")
+"""Always as quick, so that what differs between two looks at it is the looks'."""
+
 PEERS = (
     _ours("pagewire"),
     _ours("pagewire n-gram", "--speculative-method=ngram", reads_folders=False),
