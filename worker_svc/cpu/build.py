@@ -39,6 +39,8 @@ _FLAGS = (
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 )
+_FLAGS_OF_GCC = ("-fno-loop-unroll-and-jam",)
+"""Those that clang knows nothing of, and refuses."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni")))
 _VARIANT_FLAGS = {"kernels_avx2.cpp": _AVX2, "kernels_avx512.cpp": _AVX512}
@@ -103,15 +105,30 @@ def _build_in(folder: Path, library: Path, compiler: Sequence[str]) -> str | Non
     objects = [(path, folder / f"{path.stem}.o") for path in sorted(SOURCES.glob("*.cpp"))]
     built = folder / library.name
     link = [*compiler, "-shared", "-pthread", *(str(o) for _, o in objects), "-o", str(built)]
-    problem = _run([*(_compile_command(compiler, *pair) for pair in objects), link])
+    refused = _FLAGS_OF_GCC if _is_clang(compiler) else ()
+    problem = _run([*(_compile_command(compiler, *pair, refused) for pair in objects), link])
     if problem is None:
         built.replace(library)
     return problem
 
 
-def _compile_command(compiler: Sequence[str], source: Path, output: Path) -> list[str]:
+def _is_clang(compiler: Sequence[str]) -> bool:
+    """Whatever it is called; one that cannot be asked cannot compile either."""
+    try:
+        answer = subprocess.run(
+            [*compiler, "--version"], capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "clang" in answer.stdout
+
+
+def _compile_command(
+    compiler: Sequence[str], source: Path, output: Path, refused: Sequence[str]
+) -> list[str]:
     digest = f'-DPAGEWIRE_SOURCES="{sources_digest()}"'
-    flags = (*_FLAGS, *_VARIANT_FLAGS.get(source.name, ()), digest)
+    known = (flag for flag in _FLAGS if flag not in refused)
+    flags = (*known, *_VARIANT_FLAGS.get(source.name, ()), digest)
     return [*compiler, *flags, "-c", str(source), "-o", str(output)]
 
 

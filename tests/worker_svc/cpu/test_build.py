@@ -62,6 +62,26 @@ def test_a_compiler_may_have_arguments(tmp_path: Path, monkeypatch: pytest.Monke
     assert "CXX" in (build.build(tmp_path / "lib.so", compiler="'g++") or "")
 
 
+CLANG = """#!/bin/sh
+if [ "$1" = --version ]; then echo "Some clang version 17"; exit; fi
+for flag; do
+  if [ "$flag" = -fno-loop-unroll-and-jam ]; then echo "unknown argument" >&2; exit 1; fi
+  if [ "$last" = -o ]; then echo "$@" > "$flag"; fi
+  last=$flag
+done
+"""
+
+
+@pytest.mark.skipif(not build.is_supported(), reason="there are no kernels for this processor")
+def test_clang_is_given_no_flags_of_gcc(tmp_path: Path) -> None:
+    compiler, library = tmp_path / "clang++", tmp_path / "built" / "lib.so"
+    compiler.write_text(CLANG)
+    compiler.chmod(0o755)
+    library.parent.mkdir()
+    assert build.build(library, compiler=str(compiler)) is None
+    assert "-shared" in library.read_text()
+
+
 def test_a_tree_that_cannot_be_written_to_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
