@@ -47,6 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> None:
         plan = batch_request(request, context.time_remaining())
         async with self._service.generate(plan) as generation:
+            await _tell_begun(context)
             whole = WholeOutputs(generation, plan.n, request.response.return_token_ids)
             async for outputs in generation.outputs():
                 if (ended := whole.take(outputs)) is not None:
@@ -98,6 +99,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             # Watched, as a client may stop reading for good.
             StreamWriter[Response](context.write, generation.sending()) as writer,
         ):
+            await _tell_begun(context)
             await writer.write(events.started(generation))
             async for outputs in generation.outputs(before_each=writer.finish):
                 written: Iterable[Response] = events.outputs(outputs)
@@ -106,3 +108,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 for event in written:
                     await writer.write(event)
             await writer.write(events.usage(generation.usage))
+
+
+async def _tell_begun(context: Context) -> None:
+    """Send the metadata, which no client holds up by not reading, before the first message.
+
+    With a message, they would count as sent once that is: the status after a first message that is
+    given up would bring them again, which gRPC refuses, and the client would wait for ever.
+    """
+    await context.send_initial_metadata(())

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
@@ -136,6 +137,39 @@ async def test_a_client_that_reads_nothing_any_more_is_ended_and_leaves_nothing(
             await gateway.server.service.wait_idle()
         answer = await gateway.http.post(COMPLETIONS, json=QUICK)
         assert answer.json()["choices"][0]["text"] == "cbac"
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateBatch"])
+async def test_a_client_that_reads_again_too_late_is_told_though_its_first_message_was_given_up(
+    run_gateway: GatewayFactory, method: str
+) -> None:
+    timeouts = Timeouts(send_timeout_s=0.2)
+    # So little room that not even the first event fits.
+    options = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 5),
+    ]
+    stopping = inference_pb2.StoppingOptions(max_tokens=NUM_TOKENS)
+    requests: dict[str, Any] = {
+        "Generate": inference_pb2.GenerateRequest(text="abc", stopping=stopping),
+        "GenerateBatch": inference_pb2.GenerateBatchRequest(
+            prompts=[inference_pb2.BatchPrompt(text="abc")], stopping=stopping
+        ),
+    }
+    async with (
+        run_gateway(long_scheduler(), timeouts=timeouts) as gateway,
+        open_channel(Address.of(gateway).grpc, options=options) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        call = getattr(stub, method)(requests[method])
+        await gateway.scheduler.until(lambda: gateway.scheduler.adds)
+        await gateway.server.service.wait_idle()
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            async with asyncio.timeout(30):
+                async for _ in call:
+                    pass
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.slow
