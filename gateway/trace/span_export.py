@@ -61,9 +61,7 @@ class SpanExport:
         while True:
             await self._has_work.wait()
             await self._send_all()
-            if self._num_dropped:
-                log.warning("spans_dropped", num_requests=self._num_dropped)
-                self._num_dropped = 0
+            self._tell_dropped()
             self._has_work.clear()
 
     async def close(self) -> None:
@@ -86,7 +84,14 @@ class SpanExport:
                 num_sent = 0
             if num_sent < SPANS_AT_ONCE:
                 self._waiting.popleft()
+            if self._num_dropped >= self._max_waiting:
+                self._tell_dropped()  # there may be no end of it
             await asyncio.sleep(0)
+
+    def _tell_dropped(self) -> None:
+        if self._num_dropped:
+            log.warning("spans_dropped", num_requests=self._num_dropped)
+            self._num_dropped = 0
 
 
 def _send(spans: Spans, trace: RequestTrace) -> Iterator[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gateway.trace.recorder import TraceRecorder
 from gateway.trace.request_trace import RequestTrace
 from gateway.trace.span_export import SPANS_AT_ONCE, SpanExport
@@ -97,6 +99,25 @@ async def test_more_than_there_is_room_for_are_dropped(clock: Clock) -> None:
     assert spans.names.count("llm_request") == 2
     exported.add(_trace(clock, spans))
     await _run_until_sent(exported, spans, 3)
+
+
+async def test_what_is_dropped_is_told_however_long_there_is_no_room(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    spans = Recorded()
+    exported = SpanExport(spans, max_waiting=2)
+    running = asyncio.create_task(exported.run())
+    try:
+        for _ in range(100):  # never without work
+            for _ in range(5):
+                exported.add(_trace(clock, spans))
+            await asyncio.sleep(0)
+    finally:
+        await cancel_and_wait(running)
+    told = caplog.records[0].msg
+    assert isinstance(told, dict)
+    assert told["event"] == "spans_dropped" and told["num_requests"] >= 2
+    await exported.close()
 
 
 async def test_what_still_waits_at_the_end_is_sent(clock: Clock) -> None:
