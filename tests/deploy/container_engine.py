@@ -103,9 +103,9 @@ def make_context(folder: Path, extras: Sequence[str]) -> Path:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
-            shutil.copytree(
-                source, target, ignore=shutil.ignore_patterns("__pycache__", ".build-*")
-            )
+            # As .dockerignore has it, which not every way of building reads.
+            ignored = shutil.ignore_patterns("__pycache__", ".build-*", "*.pyc", "*.so")
+            shutil.copytree(source, target, ignore=ignored)
         else:
             shutil.copy2(source, target)
     wheels = folder / "deploy" / "wheels"
