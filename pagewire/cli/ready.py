@@ -28,6 +28,14 @@ _READY = re.compile(
     r"pagewire is ready: (?P<url>\S+)/v1 \(OpenAI API\) and (?P<target>\S+) \(gRPC\)"
 )
 _RETRY_PAUSE_S = 0.1
+# A server that is away, or one that has as many watchers as it takes, may answer later.
+_PASSING = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
 _CHECK_TIMEOUT_S = 10.0
 
 
@@ -132,7 +140,7 @@ async def wait_serving(target: str, service: str) -> None:
                     if response.status == SERVING:
                         return
             except grpc.aio.AioRpcError as exc:
-                if exc.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                if exc.code() not in _PASSING:
                     raise from_rpc_error(exc) from exc
             # The server went away in the middle; its next start may take a while.
             await asyncio.sleep(_RETRY_PAUSE_S)

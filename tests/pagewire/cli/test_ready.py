@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,9 @@ from pagewire.cli.ready import (
     tell_why_not_ready,
     watch_serving,
 )
+from pagewire.kit import health, server
+from pagewire.kit.errors import QueueFullError
+from pagewire.kit.health import HealthServicer
 from pagewire.kit.tasks import cancel_and_wait
 from tests.pagewire.kit.echo_service import SERVICE, start_echo
 
@@ -60,6 +64,33 @@ async def test_servers_are_told_as_they_begin_to_serve() -> None:
         assert await told.get() == 0
         await second.server.set_serving(True)
         assert await told.get() == 1
+        await watching
+
+
+async def test_a_server_with_too_many_watchers_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = asyncio.Event()
+
+    class Full(HealthServicer):
+        async def Watch(self, request: Any, context: Any) -> None:
+            try:
+                await super().Watch(request, context)
+            except QueueFullError:
+                refused.set()
+                raise
+
+    monkeypatch.setattr(server, "HealthServicer", Full)
+    monkeypatch.setattr(health, "MAX_WATCHERS", 0)
+    async with start_echo() as full:
+        told = asyncio.Queue[int]()
+        watching = asyncio.create_task(
+            watch_serving([full.server.address], SERVICE, told.put_nowait)
+        )
+        await refused.wait()
+        monkeypatch.setattr(health, "MAX_WATCHERS", 1)
+        await full.server.set_serving(True)
+        assert await told.get() == 0
         await watching
 
 
