@@ -60,8 +60,8 @@ async def wait_for_start(channel: grpc.aio.Channel, service: str, timeout_s: flo
     """Wait until a service begins to serve, at most for a time; never raises.
 
     For whoever was refused and is going to ask again: it need not guess when. A service that serves
-    from the first answer on had another reason to refuse, so the whole time passes; likewise where
-    nobody tells.
+    all the time had another reason to refuse, so the whole time passes; likewise where nobody
+    tells.
 
     Args:
         channel: To the service; a peer that is not there yet is waited for, too.
@@ -75,15 +75,16 @@ async def wait_for_start(channel: grpc.aio.Channel, service: str, timeout_s: flo
 
 
 async def _begins_to_serve(channel: grpc.aio.Channel, service: str) -> bool:
-    """Wait until it does; False: it served all the time, or does not tell any more."""
+    """Wait until it does, after it did not; False: it does not tell any more."""
     stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
     call = stub.Watch(health_pb2.HealthCheckRequest(service=service), wait_for_ready=True)
     was_down = False
     try:
         async for response in call:
-            if response.status == SERVING:
-                return was_down
-            was_down = True
+            if response.status != SERVING:
+                was_down = True
+            elif was_down:
+                return True
     except grpc.aio.AioRpcError:
         pass
     finally:
