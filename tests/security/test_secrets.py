@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -29,14 +30,14 @@ def modules(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def secret_fields() -> dict[str, dataclasses.Field[object]]:
-    """Fields of all dataclasses whose names say that they hold a secret."""
+    """Fields of all dataclasses whose names say that they hold a secret, not only where one is."""
     found = {}
     for package in (pagewire, gateway):
         for module in modules(package):
             for value in vars(module).values():
                 if isinstance(value, type) and dataclasses.is_dataclass(value):
                     for field in dataclasses.fields(value):
-                        if field.name in NAMES:
+                        if field.name in NAMES and "Path" not in str(field.type):
                             found[f"{value.__qualname__}.{field.name}"] = field
     return found
 
@@ -49,7 +50,11 @@ def test_no_dataclass_shows_a_secret() -> None:
 
 @pytest.mark.parametrize("kind", [GatewayConfig, ClientConfig])
 def test_a_setting_that_is_a_secret_says_so(kind: type[object]) -> None:
-    secrets = [setting for setting in settings_of(kind) if setting.name in NAMES]
+    secrets = [
+        setting
+        for setting in settings_of(kind)
+        if setting.name in NAMES and Path not in setting.kind.options
+    ]
     assert secrets and all(setting.is_secret for setting in secrets)
 
 
