@@ -20,7 +20,7 @@ from gateway.live_request import EngineRequest, LiveRequest
 from gateway.output_collector import OutputCollector
 from gateway.routing.circuit_breaker import FAILURES_TO_OPEN, FIRST_BACKOFF_S
 from gateway.routing.replica import UNANSWERED_S, Replica
-from gateway.routing.replica_load import LoadReport
+from gateway.routing.replica_load import LoadReport, ReplicaLoad
 from pagewire.block_hash import hash_blocks
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import NotFoundError, PagewireError
@@ -222,8 +222,10 @@ async def test_new_requests_pass_by_one_that_is_paused_unless_all_are() -> None:
 
 @pytest.mark.parametrize("is_gone", [False, True])
 async def test_what_has_no_worker_moves_to_one_that_is_paused_only_without_its_engine(
-    is_gone: bool,
+    is_gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # That the fakes do not tell their load is found out at some moment of the test.
+    monkeypatch.setattr(ReplicaLoad, "lost", lambda load: None)
     async with fakes(2) as (own, paused), pool_of([own, paused]) as pool:
         pool.replica(paused).load.take(LoadReport(0, 0, False), 0)
         own.go_on.clear()
