@@ -107,13 +107,18 @@ def one_token(field):
     return outputs
 
 
-async def test_a_gateway_that_reads_is_not_lost_for_what_one_step_gives(stack, monkeypatch):
-    monkeypatch.setattr(gateway_session, "MAX_PENDING_VALUES", 100)
+async def one_request(stack):
+    """A gateway whose only request waits for its first step, and the session that it has."""
     stack.worker.go_on.clear()
     gateway = await connect(stack, gateway_id="slow")
     await gateway.add(3, PROMPT)
     await gateway.read_until(lambda: gateway.admitted == [3])
-    session = next(iter(stack.core._clients._sinks.values()))
+    return gateway, next(iter(stack.core._clients._sinks.values()))
+
+
+async def test_a_gateway_that_reads_is_not_lost_for_what_one_step_gives(stack, monkeypatch):
+    monkeypatch.setattr(gateway_session, "MAX_PENDING_VALUES", 100)
+    gateway, session = await one_request(stack)
     outputs = EngineCoreOutputs(1, ["slow-3"], [list(range(5000))])
     session.put_outputs(outputs, StepTimings())
     await gateway.read_until(lambda: len(gateway.token_ids.get(3, [])) == 5000)
@@ -127,11 +132,7 @@ async def test_what_comes_before_a_frame_is_taken_in_its_time_is_no_sign_of_a_sl
     """Neither the next step, nor an add in the turn in which a step came."""
     monkeypatch.setattr(gateway_session, "MAX_PENDING_VALUES", 100)
     monkeypatch.setattr(gateway_session, "SLOW_WRITE_S", 1000.0)
-    stack.worker.go_on.clear()
-    gateway = await connect(stack, gateway_id="slow")
-    await gateway.add(3, PROMPT)
-    await gateway.read_until(lambda: gateway.admitted == [3])
-    session = next(iter(stack.core._clients._sinks.values()))
+    gateway, session = await one_request(stack)
     outputs = EngineCoreOutputs(1, ["slow-3"], [list(range(150))])
     session.put_outputs(outputs, StepTimings())
     session.put_outputs(outputs, StepTimings())
@@ -142,11 +143,7 @@ async def test_what_comes_before_a_frame_is_taken_in_its_time_is_no_sign_of_a_sl
 async def test_there_is_a_most_that_waits_for_any_gateway(stack, monkeypatch):
     monkeypatch.setattr(gateway_session, "MAX_PENDING_VALUES", 100)
     monkeypatch.setattr(gateway_session, "SLOW_WRITE_S", 1000.0)
-    stack.worker.go_on.clear()
-    gateway = await connect(stack, gateway_id="slow")
-    await gateway.add(3, PROMPT)
-    await gateway.read_until(lambda: gateway.admitted == [3])
-    session = next(iter(stack.core._clients._sinks.values()))
+    _, session = await one_request(stack)
     outputs = EngineCoreOutputs(1, ["slow-3"], [list(range(250))])
     session.put_outputs(outputs, StepTimings())
     session.put_outputs(outputs, StepTimings())
