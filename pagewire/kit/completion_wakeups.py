@@ -55,7 +55,9 @@ class _Pipes:
 def cheapen_wakeups() -> None:
     """Have it so from the first channel or server on that is made in this process; idempotent.
 
-    For processes of our own: it changes grpc.aio for everybody in the process.
+    For a process that has one event loop, from its start to its end: with more, an operation of a
+    loop that is closed makes the callback fail, and what came after it then waits for the next
+    byte, which may never come. grpc.aio's own way has a byte for each.
     """
     # Another version may have another way, which this would break or not reach.
     if getattr(cygrpc, "socket", None) is socket:

@@ -2,24 +2,26 @@
 
 Each service's composition root builds one `ServiceServer`. It listens on `listen` for peers and
 clients and on `admin_listen` for administration; it does not know what the services do. Also here,
-for one import: `run`, `shutdown_signal`, `exit_with_parent` of `pagewire.kit.lifecycle`.
+for one import: `shutdown_signal`, `exit_with_parent` of `pagewire.kit.lifecycle`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
 
+from pagewire.kit import lifecycle
 from pagewire.kit.admin import AdminServicer
 from pagewire.kit.channels import DEFAULT_MAX_MESSAGE_BYTES
 from pagewire.kit.completion_wakeups import cheapen_wakeups
 from pagewire.kit.health import HealthServicer
 from pagewire.kit.interceptors import server_interceptors
-from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, run, shutdown_signal
+from pagewire.kit.lifecycle import ShutdownSignal, exit_with_parent, shutdown_signal
 from pagewire.kit.listener import Listener, Registrar, server_options
 from pagewire.kit.logs import LogLevel, get_logger
 from pagewire.kit.loop_lag import Lag, LoopLag
@@ -45,6 +47,12 @@ __all__ = [
 _ADMIN_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 log = get_logger("pagewire.kit.server")
+
+
+def run(main: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Run a service as its whole process: `pagewire.kit.lifecycle.run`, with cheaper wake-ups."""
+    cheapen_wakeups()
+    return lifecycle.run(main)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,6 @@ class ServiceServer:
             registry: Metrics of the service; default: a new one with the process's figures.
             rpc_metrics: Of another server of the process, whose registry this one shares.
         """
-        cheapen_wakeups()
         self.service_name = service_name
         self.registry = registry if registry is not None else new_registry()
         self._config = config

@@ -66,3 +66,23 @@ def test_an_end_reads_all_that_is_there():
     writing.close()
     assert reading.recv(1) == b""
     reading.close()
+
+
+def test_a_server_in_a_process_of_others_leaves_their_loops_alone():
+    """Theirs may be many, which come and go; a fresh process, for others may have been changed."""
+    code = """
+        import socket
+        from grpc._cython import cygrpc
+        from pagewire.kit.server import ServerConfig, ServiceServer, run
+
+        ServiceServer(ServerConfig(), "x", [])
+        assert cygrpc.socket is socket
+
+        async def main():
+            assert cygrpc.socket is not socket
+
+        assert run(main) == 0
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
