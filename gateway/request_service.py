@@ -96,6 +96,8 @@ class RequestService:
         """Of clients, that found room; grows forever."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self.last_end_s = 0.0
+        """When a generation ended last, by the monotonic clock; 0: none has."""
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
@@ -199,6 +201,7 @@ class RequestService:
             yield
         finally:
             self._generations.discard(generation)
+            self.last_end_s = time.monotonic()
             self._count(-num_outputs)
             usage = generation.usage
             charge(usage.prompt_tokens, usage.completion_tokens)

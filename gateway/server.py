@@ -163,6 +163,7 @@ class GatewayServer:
         except TimeoutError:
             log.warning("drain_timeout")
             self.service.end_all()
+        await self.grpc_server.wait_quiet(lambda: self.service.last_end_s)
         await self.http_server.stop()
         await self.grpc_server.stop(_CLOSE_GRACE_S)
         await self._backends.engines.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -52,6 +53,8 @@ class RpcMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.num_handled = 0
         """RPCs that ended."""
+        self.last_s = 0.0
+        """When one began or ended last, by the monotonic clock; 0: none has."""
         handled = Counter(
             f"{PREFIX}rpc_handled", "RPCs that ended.", ["method", "code"], registry=registry
         )
@@ -74,10 +77,12 @@ class RpcMetrics:
     def in_flight(self, method: str) -> Iterator[None]:
         gauge = self._in_flight_of(method)
         gauge.inc()
+        self.last_s = time.monotonic()
         try:
             yield
         finally:
             gauge.dec()
+            self.last_s = time.monotonic()
 
     def handled(self, method: str, code: str, duration_s: float) -> None:
         self.num_handled += 1

@@ -28,6 +28,7 @@ from pagewire.kit.loop_lag import Lag, LoopLag
 from pagewire.kit.metrics import MetricsServer, RpcMetrics, new_registry
 from pagewire.kit.port_security import PortSecurity
 from pagewire.kit.process_figures import ProcessSampler
+from pagewire.kit.quiet import wait_quiet
 from pagewire.kit.sockets import check_listen
 from pagewire.kit.spans import check_endpoint
 from pagewire.kit.tasks import cancel_and_wait
@@ -218,6 +219,14 @@ class ServiceServer:
         if serving != self._serving:
             self._serving = serving
             log.info("serving" if serving else "not_serving", reason=reason)
+
+    async def wait_quiet(self, last_s: Callable[[], float] = lambda: 0.0) -> None:
+        """Wait a moment for calls that follow upon the last ones, to refuse them well.
+
+        Args:
+            last_s: When else something ended last that clients wait for, by the monotonic clock.
+        """
+        await wait_quiet(lambda: max(self.rpc_metrics.last_s, last_s()))
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop: not serving, no new calls, running ones get `grace_s`; idempotent.

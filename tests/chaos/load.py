@@ -16,6 +16,7 @@ from tests.chaos.requests import Request
 
 _RETRY_PAUSE_S = 0.2
 _MOST = 0.75
+_NOT_ADMITTED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _MAX_REFUSALS = 3000
 """In a row: at least 10 minutes in which nobody admits a request."""
 
@@ -184,7 +185,7 @@ class Load:
             try:
                 return await ask(stub, client.request, note)
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in _NOT_ADMITTED:
                     raise
                 if started and not (self._forgives_lost_gateways and _is_of_gateway(error)):
                     raise

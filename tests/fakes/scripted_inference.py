@@ -29,6 +29,7 @@ class Call:
         self.time_remaining = context.time_remaining()
         self.ended = threading.Event()
         context.add_callback(self.ended.set)
+        self.abort = context.abort
 
     def hang(self) -> None:
         """Wait until the client goes away."""

@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
+import grpc
 import pytest
 import uvicorn
 
 from gateway.config import GatewayConfig
 from gateway.server import GatewayServer
-from pagewire.kit.errors import NOT_BEGUN_HEADER, FailedPreconditionError, InternalError
+from pagewire.kit.errors import (
+    NOT_BEGUN_HEADER,
+    FailedPreconditionError,
+    InternalError,
+    from_rpc_error,
+)
+from pagewire.kit.server import ServiceServer
+from pagewire.v1 import inference_pb2
 from tests.fakes.fake_scheduler import MODEL
 from tests.gateway.conftest import Gateway, GatewayFactory
 
@@ -40,6 +50,45 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(
         gateway.scheduler.go_on.set()
         answer = await asking
         assert answer.json()["choices"][0]["text"] == "cbac"  # type: ignore[attr-defined]
+        await stopping
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+async def test_who_asks_again_upon_the_last_answer_of_a_drain_is_refused(
+    run_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """And neither cancelled nor cut off: that would not say that another gateway may be asked."""
+    request = inference_pb2.GenerateRequest(text="abc", stopping={"max_tokens": 4})
+
+    async def ask() -> object:
+        if protocol == "http":
+            answer = await gateway.http.post(COMPLETIONS, json=BODY)
+            return answer.headers.get("x-error-reason")
+        try:
+            async for _ in gateway.grpc.Generate(request):
+                pass
+        except grpc.aio.AioRpcError as error:
+            return from_rpc_error(error).reason
+        return None
+
+    async def wait_quiet(self: ServiceServer, last_s: Callable[[], float]) -> None:
+        assert last_s() > begun_s
+        is_waiting.set()
+        await asked_again.wait()
+
+    begun_s, is_waiting, asked_again = time.monotonic(), asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(ServiceServer, "wait_quiet", wait_quiet)
+    async with run_gateway(drain_timeout_s=20.0) as gateway:
+        gateway.scheduler.go_on.clear()
+        asking = asyncio.create_task(ask())
+        await gateway.scheduler.until(lambda: gateway.scheduler.adds)
+        stopping = asyncio.create_task(gateway.server.stop())
+        await gateway.until_ready(False)
+        gateway.scheduler.go_on.set()
+        assert await asking is None
+        await is_waiting.wait()
+        assert await ask() == "DRAINING"
+        asked_again.set()
         await stopping
 
 

@@ -120,6 +120,25 @@ def test_what_was_not_admitted_is_tried_again(gateway, connect, method):
     assert len(gateway.calls) == 3
 
 
+@pytest.mark.parametrize("method", ["generate", "list_models"])
+def test_what_came_as_the_gateway_stopped_is_tried_again(gateway, connect, method):
+    """gRPC cancels it, and no handler has seen it."""
+    attempts = count(1)
+
+    def script(answers):
+        def play(request, call):
+            if next(attempts) < 3:
+                call.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+            yield from answers
+
+        return play
+
+    gateway.scripts["Generate"] = script(events("a"))
+    gateway.scripts["ListModels"] = script([inference_pb2.ListModelsResponse()])
+    connect(gateway.target).call(method, *([] if method == "list_models" else ["Hi"]))
+    assert len(gateway.calls) == 3
+
+
 def test_nothing_is_tried_again_that_was_admitted(gateway, connect):
     def lose(request, call):
         yield next(events())
