@@ -16,6 +16,7 @@ With the model of `benchmarks.tiny_llama` and `--device cpu` the worker runs rea
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -38,11 +39,9 @@ from measured_stack import (
 
 from pagewire.cli.bench.driver import Driver
 from pagewire.cli.bench.grpc_target import GrpcTarget
-from pagewire.cli.bench.record import Job, Target
+from pagewire.cli.bench.record import Target
+from pagewire.cli.bench.workload import RandomWorkload
 from pagewire.cli.own_stack import OwnStack, start_own_stack
-
-# Control tokens are outside of it, in every vocabulary that is of use here.
-FIRST_TOKEN_ID, END_TOKEN_ID = 1000, 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +92,11 @@ async def measure(
     running: RunningStack, protocol: str, num_streams: int, seed: int, options: argparse.Namespace
 ) -> Measure:
     """Run `num_streams` requests at once and read what they cost."""
-    rng = random.Random(seed)
     output_len = options.output_len if num_streams > 1 else options.output_len * 4
-    jobs = [
-        Job(
-            [rng.randrange(FIRST_TOKEN_ID, END_TOKEN_ID) for _ in range(options.prompt_len)],
-            output_len,
-        )
-        for _ in range(num_streams)
-    ]
+    workload = RandomWorkload(
+        num_streams, options.prompt_len, output_len, as_text=options.text_prompts
+    )
+    jobs = workload.jobs(itertools.repeat(0.0), random.Random(seed))
     target = make_target(running.stack, protocol)
     try:
         before = {name: cpu_s(pid) for name, pid in running.pids.items()}
@@ -184,12 +179,14 @@ async def run_all(stacks: Sequence[RunningStack], options: argparse.Namespace) -
     return results
 
 
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Return the flags of a benchmark that measures stacks as here, with a text's first line."""
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("--tree", type=Path, action="append", help="checkout; default: this one")
     parser.add_argument("--protocols", default="grpc,http")
     parser.add_argument("--streams", default="1,64,256,1024")
     parser.add_argument("--prompt-len", type=int, default=32, help="tokens")
+    parser.add_argument("--text-prompts", action="store_true", help="words in place of token ids")
     parser.add_argument("--output-len", type=int, default=128, help="tokens; 4 x for one stream")
     parser.add_argument("--step-time-us", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
@@ -197,7 +194,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="sim")
     parser.add_argument("--output", type=Path, help="file for the figures")
-    return parser.parse_args(argv)
+    return parser
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    return make_parser(__doc__).parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:

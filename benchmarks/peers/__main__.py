@@ -33,7 +33,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table, write it, the figures and the plot to results/."""
+    """Measure, print the table, write it, the figures and the plot to results/.
+
+    The table and the figures are there after each round.
+    """
     options = parse(argv)
     suite = SUITES[options.suite]
     rows = _wanted([row.name for row in suite.workloads], options.workloads)
@@ -49,18 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # It stays: the logs say why a server failed.
     logs = Path(tempfile.mkdtemp(prefix="pagewire-bench-"))
-    results = measure(ready, suite, options.rounds, options.more_starts, logs, _say)
+
+    def write(results: Results) -> Path:
+        file = RESULTS / f"{options.name or f'{options.suite}-{results.date[:10]}'}.json"
+        file.write_text(json.dumps(asdict(results), indent=1) + "\n")
+        file.with_suffix(".md").write_text(to_markdown(results, workloads))
+        return file
+
+    results = measure(ready, suite, options.rounds, options.more_starts, logs, _say, write)
     results.missing.update({name: why for name, why in missing.items() if why})
-    table = to_markdown(results, workloads)
-    print(table)
-    _write(results, table, options.name or f"{options.suite}-{results.date[:10]}")
+    file = write(results)
+    print(file.with_suffix(".md").read_text())
+    _plot(file)
     return 0
 
 
-def _write(results: Results, table: str, name: str) -> None:
-    file = RESULTS / f"{name}.json"
-    file.write_text(json.dumps(asdict(results), indent=1) + "\n")
-    file.with_suffix(".md").write_text(table)
+def _plot(file: Path) -> None:
     python = ENVIRONMENTS / "plots" / "bin" / "python"
     if not python.exists():
         _say("no plot: python -m benchmarks.peers.environments plots")

@@ -27,6 +27,7 @@ def measure(
     more_starts: int,
     logs: Path,
     say: Callable[[str], None],
+    keep: Callable[[Results], None],
 ) -> Results:
     """Start all peers and measure them in turns.
 
@@ -37,11 +38,12 @@ def measure(
         more_starts: How often each is started again, for the time that it takes.
         logs: Folder for what the servers say.
         say: Gets a line of progress.
+        keep: Gets what there is after each round, which a run that is interrupted leaves.
     """
     results = Results(
         machine=describe_machine(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        rounds=rounds,
+        rounds=0,
         ours=[peer.name for peer in peers if peer.is_ours],
     )
     with ExitStack() as stack:
@@ -53,6 +55,8 @@ def measure(
                 servers.append(server)
         for number in range(rounds):
             _round(servers, suite.workloads, results, random.Random(number), say)
+            results.rounds = number + 1
+            keep(results)
         for server in servers:
             results.max_pss_gb[server.peer.name] = server.max_pss_bytes / 1e9
     for _ in range(more_starts):
