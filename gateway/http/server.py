@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.http.certificates import RenewedCertificate
 from gateway.http.protocol import BoundedProtocol, ConnectionLimits
 from pagewire.kit.errors import FailedPreconditionError, InternalError
 from pagewire.kit.pem import PemPaths
@@ -26,16 +26,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are `pagewire.kit.lifecycle`'s."""
         yield
-
-
-def _ssl_settings(paths: PemPaths | None) -> dict[str, Any]:
-    """Return uvicorn's settings for TLS."""
-    if paths is None:
-        return {}
-    settings: dict[str, Any] = {"ssl_certfile": paths.cert, "ssl_keyfile": paths.key}
-    if paths.ca is not None:
-        settings |= {"ssl_ca_certs": str(paths.ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
-    return settings
 
 
 class HttpServer:
@@ -59,7 +49,7 @@ class HttpServer:
             port: 0: any free one.
             limits: Of connections.
             on_refused: Called with the status of an answer that the application did not make.
-            tls: Certificate and key; None: plain text.
+            tls: Certificate and key, which are read again when they are replaced; None: plain text.
 
         Raises:
             ConfigError: A certificate cannot be used.
@@ -67,8 +57,7 @@ class HttpServer:
         self._host = host
         self._port = port
         self._send_timeout_s = limits.send_timeout_s
-        if tls is not None:
-            tls.read()  # for its errors: uvicorn's name no flag
+        certificate = RenewedCertificate(tls) if tls is not None else None
         protocol = partial(BoundedProtocol, limits=limits, on_refused=on_refused)
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -81,7 +70,9 @@ class HttpServer:
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=_MAX_CLOSE_S,
-                **_ssl_settings(tls),
+                ssl_context_factory=(
+                    None if certificate is None else lambda *_: certificate.listening()
+                ),
             )
         )
 
