@@ -20,7 +20,13 @@ from referencing.jsonschema import DRAFT202012
 from tests.deploy.rendering import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-FORMS = ("base", "overlays/gpu", "overlays/sidecar", "overlays/gpu-sidecar")
+FORMS = (
+    "base",
+    "overlays/autoscale",
+    "overlays/gpu",
+    "overlays/sidecar",
+    "overlays/gpu-sidecar",
+)
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 NAME = "app.kubernetes.io/name"
 _KUBECTL = Path(sys.executable).parent / "kubectl"

@@ -54,6 +54,20 @@ def dashboard_queries() -> list[str]:
     return [q.replace("$__rate_interval", "5m").replace("$model_name", ".*") for q in found]
 
 
+def adapter_rules() -> dict[str, dict[str, Any]]:
+    """What the autoscalers' adapter gives, by name."""
+    given = yaml.safe_load((PROMETHEUS / "adapter.yaml").read_text())["externalRules"]
+    return {rule["name"]["as"]: rule for rule in given}
+
+
+def adapter_queries() -> list[str]:
+    """Every query of the adapter, as it asks for a namespace."""
+    return [
+        rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="pagewire"')
+        for rule in adapter_rules().values()
+    ]
+
+
 def selectors(query: str) -> Iterator[tuple[str, list[str]]]:
     """Each metric of a query, and the services that it is asked of."""
     for name, labels in _SELECTOR.findall(query):

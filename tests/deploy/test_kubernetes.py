@@ -33,6 +33,7 @@ from tests.deploy.manifests import (
     validate,
     workloads,
 )
+from tests.deploy.monitoring import adapter_rules
 from tests.deploy.rendering import render
 from tokenizer_svc.config import TokenizerServiceConfig
 from worker_svc.config import WorkerConfig
@@ -268,3 +269,39 @@ def test_the_gpu_form_gives_a_device_to_each_worker() -> None:
 
 def test_roles_of_the_sidecars_are_the_services() -> None:
     assert set(render.ROLES) == {"client", *SERVICES}
+
+
+def test_every_workload_of_the_autoscaled_form_has_an_autoscaler_and_no_number() -> None:
+    form = "overlays/autoscale"
+    scalers = of_kind(form, "HorizontalPodAutoscaler")
+    assert scalers.keys() == workloads(form).keys()
+    for name, workload in workloads(form).items():
+        assert "replicas" not in workload["spec"]
+        scaler = scalers[name]["spec"]
+        assert scaler["scaleTargetRef"] == {
+            "apiVersion": workload["apiVersion"], "kind": workload["kind"], "name": name,
+        }  # fmt: skip
+        assert scaler["minReplicas"] == workloads("base")[name]["spec"]["replicas"]
+
+
+def test_an_engine_is_scaled_as_a_whole() -> None:
+    scalers = of_kind("overlays/autoscale", "HorizontalPodAutoscaler")
+    scheduler, worker = (dict(scalers[name]["spec"]) for name in ("scheduler", "worker"))
+    del scheduler["scaleTargetRef"], worker["scaleTargetRef"]
+    assert scheduler == worker
+
+
+def test_autoscalers_ask_for_figures_that_there_are() -> None:
+    form = "overlays/autoscale"
+    asked = set()
+    for name, scaler in of_kind(form, "HorizontalPodAutoscaler").items():
+        for metric in scaler["spec"]["metrics"]:
+            if metric["type"] == "Resource":
+                assert container(form, name)["resources"]["requests"][metric["resource"]["name"]]
+                continue
+            external = metric["external"]
+            asked.add(external["metric"]["name"])
+            if external["metric"]["name"] == "pagewire_requests_unfinished":
+                limit = SchedulerServiceConfig().engine.scheduler.max_num_seqs
+                assert int(external["target"]["averageValue"]) == 3 * limit // 4
+    assert asked == adapter_rules().keys()

@@ -11,6 +11,7 @@ import yaml
 from tests.deploy.monitoring import (
     DASHBOARDS,
     PROMETHEUS,
+    adapter_queries,
     dashboard_queries,
     promtool,
     rules,
@@ -39,15 +40,17 @@ def test_scrape_configurations_are_valid_and_have_all_jobs(name: str) -> None:
     assert [job["job_name"] for job in jobs] == [f"pagewire-{each}" for each in services]
 
 
-def test_queries_of_dashboards_are_valid(tmp_path: Path) -> None:
-    queries = [{"record": f"panel:{i}", "expr": q} for i, q in enumerate(dashboard_queries())]
+def test_queries_of_dashboards_and_autoscalers_are_valid(tmp_path: Path) -> None:
+    asked = [*dashboard_queries(), *adapter_queries()]
+    queries = [{"record": f"panel:{i}", "expr": q} for i, q in enumerate(asked)]
     path = tmp_path / "queries.yml"
     path.write_text(json.dumps({"groups": [{"name": "dashboards", "rules": queries}]}))
     assert f"{len(queries)} rules found" in promtool("check", "rules", str(path))
 
 
 def test_every_query_names_the_services_that_it_asks() -> None:
-    for query in [*dashboard_queries(), *(rule["expr"] for rule in rules())]:
+    alerts = [rule["expr"] for rule in rules()]
+    for query in [*dashboard_queries(), *adapter_queries(), *alerts]:
         found = list(selectors(query))
         assert found, query
         assert all(jobs for _, jobs in found), query
