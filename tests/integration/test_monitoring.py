@@ -16,7 +16,15 @@ import yaml
 
 from pagewire.kit.metric_families import PREFIX
 from pagewire.kit.metrics import MetricsServer
-from tests.deploy.monitoring import JOBS, PROMETHEUS, dashboard_queries, rules, selectors, tool
+from tests.deploy.monitoring import (
+    JOBS,
+    PROMETHEUS,
+    adapter_queries,
+    dashboard_queries,
+    rules,
+    selectors,
+    tool,
+)
 from tests.integration.services import (
     WAIT_S,
     Services,
@@ -42,7 +50,8 @@ async def test_every_metric_of_dashboards_and_alerts_exists() -> None:
             job: {key.partition("[")[0] for each in registries for key in samples_of(each)}
             for job, registries in services.registries.items()
         }
-    for query in [*dashboard_queries(), *(rule["expr"] for rule in rules())]:
+    alerts = [rule["expr"] for rule in rules()]
+    for query in [*dashboard_queries(), *adapter_queries(), *alerts]:
         for name, jobs in selectors(query):
             if name == "up":
                 continue  # Prometheus's own
