@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.peers.peer import PEERS
 from benchmarks.peers.results import Results, to_markdown
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"nothing to measure: {missing or 'no such peer or workload'}", file=sys.stderr)
         return 2
     # Servers are ended on the way out, which SIGTERM's own way is not.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     # It stays: the logs say why a server failed.
     logs = Path(tempfile.mkdtemp(prefix="pagewire-bench-"))
 
@@ -65,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(file.with_suffix(".md").read_text())
     _plot(file)
     return 0
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice: the way out is not cut short
+    sys.exit(128 + number)
 
 
 def _plot(file: Path) -> None:

@@ -56,10 +56,41 @@ inline int byte_of_8(int k, int lane) {
   return pair / 2 * kVectorBytes + 4 * lane + 2 * word + pair % 2;
 }
 
-inline void pack_codes_4(const uint8_t *nibbles, int lane, uint8_t *out) {
-  for (int k = 0; k < kGroup; ++k) {
-    const int code = k < 16 ? nibbles[k] & 0x0f : nibbles[k - 16] >> 4;
-    out[byte_of_4(k, lane)] |= static_cast<uint8_t>(code << shift_of_4(k));
+// Codes of 8 weights of 4 bits, a byte each, to their places in 32 bits of a lane; see byte_of_4.
+inline uint32_t part_of_4(uint64_t codes) {
+  const uint64_t pairs = codes | codes >> 12; // weights k and k + 2 in byte k
+  // Bytes 0, 4, 1 and 5: the even weights in the low word, the odd ones in the high word.
+  return static_cast<uint32_t>((pairs & 0xff) | (pairs >> 24 & 0xff00) | (pairs << 8 & 0xff0000) |
+                               (pairs >> 16 & 0xff000000));
+}
+
+// The codes of 32 weights, 4 bits each, as a block of a file has them: 16 and 16 share bytes.
+inline void pack_nibbles(const uint8_t *nibbles, int lane, uint8_t *out) {
+  uint64_t halves[2];
+  std::memcpy(halves, nibbles, sizeof halves);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t part = part_of_4(halves[i % 2] >> (i / 2 * 4) & 0x0f0f0f0f0f0f0f0f);
+    std::memcpy(out + i * kVectorBytes + 4 * lane, &part, sizeof part);
+  }
+}
+
+// The codes of 32 weights, 4 bits each, of which each has a byte.
+inline void pack_codes_4(const uint8_t *bytes, int lane, uint8_t *out) {
+  uint64_t codes[4];
+  std::memcpy(codes, bytes, sizeof codes);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t part = part_of_4(codes[i]);
+    std::memcpy(out + i * kVectorBytes + 4 * lane, &part, sizeof part);
+  }
+}
+
+// The codes of 32 weights, 8 bits each; see byte_of_8.
+inline void pack_codes_8(const uint8_t *bytes, int lane, uint8_t *out) {
+  for (int i = 0; i < 8; ++i) {
+    uint32_t codes; // weights 4i to 4i + 3
+    std::memcpy(&codes, bytes + 4 * i, sizeof codes);
+    const uint32_t part = (codes & 0xff0000ff) | (codes >> 8 & 0xff00) | (codes << 8 & 0xff0000);
+    std::memcpy(out + i * kVectorBytes + 4 * lane, &part, sizeof part);
   }
 }
 
@@ -71,7 +102,7 @@ void pack(int32_t ggml_type, const uint8_t *blocks, int32_t rows, int32_t column
   const int code_bytes = kind == kQ4 ? kBytes4 : kBytes8;
   auto *scales = reinterpret_cast<uint16_t *>(out + int64_t{groups} * code_bytes);
   auto *offsets = scales + groups * kLanes;
-  std::memset(out, 0, group_bytes(kind, columns));
+  if (first + kLanes > rows) std::memset(out, 0, group_bytes(kind, columns));
   for (int lane = 0; lane < kLanes; ++lane) {
     if (first + lane >= rows) continue;
     const uint8_t *row = blocks + int64_t{first + lane} * groups * block_bytes;
@@ -82,10 +113,10 @@ void pack(int32_t ggml_type, const uint8_t *blocks, int32_t rows, int32_t column
       std::memcpy(&scale, block, 2);
       scales[g * kLanes + lane] = scale;
       if (kind == kQ8) {
-        for (int k = 0; k < kGroup; ++k) codes[byte_of_8(k, lane)] = block[2 + k];
+        pack_codes_8(block + 2, lane, codes);
         continue;
       }
-      pack_codes_4(block + (ggml_type == kGgmlQ4_1 ? 4 : 2), lane, codes);
+      pack_nibbles(block + (ggml_type == kGgmlQ4_1 ? 4 : 2), lane, codes);
       if (ggml_type == kGgmlQ4_1)
         std::memcpy(&offsets[g * kLanes + lane], block + 2, 2);
       else

@@ -100,13 +100,11 @@ void place_super_block(const SuperBlock &block, int32_t kind, const SuperLayout 
     const int64_t group = int64_t{place} * kSuperGroups + g;
     for (int i = 0; i < 2; ++i) scales[(2 * group + i) * kLanes + lane] = block.scales[g][i];
     uint8_t *out = codes + group * code_bytes_of(kind);
-    for (int k = 0; k < kGroup; ++k) {
-      const auto code = static_cast<uint8_t>(block.codes[kGroup * g + k]);
-      if (kind == kQ4K)
-        out[byte_of_4(k, lane)] |= static_cast<uint8_t>(code << shift_of_4(k));
-      else
-        out[byte_of_8(k, lane)] = code;
-    }
+    const auto *read = reinterpret_cast<const uint8_t *>(block.codes + kGroup * g);
+    if (kind == kQ4K)
+      pack_codes_4(read, lane, out);
+    else
+      pack_codes_8(read, lane, out);
   }
 }
 
@@ -114,7 +112,7 @@ void pack_super(int32_t kind, const uint8_t *blocks, int32_t rows, int32_t colum
                 uint8_t *out) {
   const int num_blocks = columns / kSuper, bytes = super_block_bytes(kind);
   const SuperLayout layout = super_layout(kind, columns);
-  std::memset(out, 0, layout.bytes);
+  if (first + kLanes > rows) std::memset(out, 0, layout.bytes);
   for (int lane = 0; lane < kLanes && first + lane < rows; ++lane)
     for (int i = 0; i < num_blocks; ++i) {
       const uint8_t *block = blocks + (int64_t{first + lane} * num_blocks + i) * bytes;
