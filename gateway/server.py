@@ -119,6 +119,7 @@ class GatewayServer:
                 config.cors,
                 metrics,
                 partial(named_load, self._backends.engines),
+                lambda: self.readiness.is_draining,
                 traces,
             ),
             config.host,

@@ -23,6 +23,7 @@ log = get_logger("gateway.http")
 
 Header = tuple[bytes, bytes]
 
+_CLOSE: Header = (b"connection", b"close")
 _CLIENT_GONE_STATUS = 499
 _UNLOGGED_ROUTES = frozenset({"/health", "/ping", "/metrics", "/v1/map"})
 
@@ -33,20 +34,37 @@ def guarded(
     cors: CorsConfig,
     metrics: GatewayMetrics,
     load: NamedLoad,
-    traces: TraceRecorder | None = None,
+    is_draining: Callable[[], bool],
+    traces: TraceRecorder,
 ) -> ASGIApp:
-    """Return the whole application around the routes, outermost first: ids, CORS, the guard."""
-    inner = Cors(Guard(routes, clients), cors)
-    return HttpScope(inner, metrics, load, traces or TraceRecorder())
+    """Return the whole application around the routes, outermost first: ids, CORS, the guard.
+
+    Args:
+        routes: The application.
+        clients: Who may ask.
+        cors: Which other sites' pages may.
+        metrics: Count the answers.
+        load: Figures of the engines, for who asks for them.
+        is_draining: Whether clients are to go elsewhere: then each answer ends its connection, with
+            which a client would else come back until it is cut.
+        traces: Of requests.
+    """
+    return HttpScope(Cors(Guard(routes, clients), cors), metrics, load, is_draining, traces)
 
 
 class HttpScope:
     """The outermost ASGI application: every answer has an id, is counted and logged."""
 
     def __init__(
-        self, app: ASGIApp, metrics: GatewayMetrics, load: NamedLoad, traces: TraceRecorder
+        self,
+        app: ASGIApp,
+        metrics: GatewayMetrics,
+        load: NamedLoad,
+        is_draining: Callable[[], bool],
+        traces: TraceRecorder,
     ) -> None:
         self._app = app
+        self._is_draining = is_draining
         self._traces = traces
         self._metrics = metrics
         self._load = load
@@ -56,7 +74,7 @@ class HttpScope:
             return
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
         ids, joins = context.ids_from_metadata(headers), context.joins_trace(headers)
-        answer = _Answer(send, ids["request_id"], partial(load_headers, scope, self._load))
+        answer = _Answer(send, ids["request_id"], partial(self._headers, scope))
         started_s = time.monotonic()
         with context.bind(**ids), self._traces.call(joins_trace=joins) as trace:
             try:
@@ -67,6 +85,10 @@ class HttpScope:
                 path = _path(scope)
                 self._note_end(scope, path, answer.status, time.monotonic() - started_s)
                 self._traces.end(trace, path, answer.status)
+
+    def _headers(self, scope: Scope, status: int) -> list[Header]:
+        headers = load_headers(scope, self._load, status)
+        return [*headers, _CLOSE] if self._is_draining() else headers
 
     def _note_end(self, scope: Scope, path: str, status: int, duration_s: float) -> None:
         self._metrics.http_answer(scope["method"], path, status, duration_s)

@@ -41,15 +41,18 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(
     run_gateway: GatewayFactory,
 ) -> None:
     async with run_gateway(drain_timeout_s=20.0) as gateway:
+        assert "connection" not in (await gateway.http.get("/version")).headers
         asking = await start_request(gateway)
         stopping = asyncio.create_task(gateway.server.stop())
         await gateway.until_ready(False)
         refused = await gateway.http.post(COMPLETIONS, json=BODY)
         assert (refused.status_code, refused.headers["x-error-reason"]) == (503, "DRAINING")
         assert refused.headers[NOT_BEGUN_HEADER] == "1"
+        assert refused.headers["connection"] == "close"
         gateway.scheduler.go_on.set()
         answer = await asking
         assert answer.json()["choices"][0]["text"] == "cbac"  # type: ignore[attr-defined]
+        assert answer.headers["connection"] == "close"  # type: ignore[attr-defined]
         await stopping
 
 
