@@ -150,6 +150,7 @@ def ratios(rounds: dict[str, list[Measure]]) -> dict[str, dict[str, float]]:
                     [(a.cpu_us_per_token[service], b.cpu_us_per_token[service]) for a, b in pairs]
                 )
                 for service in pairs[0][0].cpu_us_per_token
+                if service in pairs[0][1].cpu_us_per_token
             },
         }
     return result
@@ -182,23 +183,29 @@ async def run_all(stacks: Sequence[RunningStack], options: argparse.Namespace) -
 def make_parser(description: str) -> argparse.ArgumentParser:
     """Return the flags of a benchmark that measures stacks as here, with a text's first line."""
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
-    parser.add_argument("--tree", type=Path, action="append", help="checkout; default: this one")
-    parser.add_argument("--protocols", default="grpc,http")
     parser.add_argument("--streams", default="1,64,256,1024")
     parser.add_argument("--prompt-len", type=int, default=32, help="tokens")
-    parser.add_argument("--text-prompts", action="store_true", help="words in place of token ids")
     parser.add_argument("--output-len", type=int, default=128, help="tokens; 4 x for one stream")
-    parser.add_argument("--step-time-us", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--device", default="sim")
     parser.add_argument("--output", type=Path, help="file for the figures")
+    parser.set_defaults(text_prompts=False)
     return parser
 
 
+def add_worker_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of stacks whose worker computes next to nothing, and how they are asked."""
+    parser.add_argument("--protocols", default="grpc,http")
+    parser.add_argument("--step-time-us", type=int, default=0)
+    parser.add_argument("--device", default="sim")
+
+
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    return make_parser(__doc__).parse_args(argv)
+    parser = make_parser(__doc__)
+    add_worker_flags(parser)
+    parser.add_argument("--tree", type=Path, action="append", help="checkout; default: this one")
+    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:

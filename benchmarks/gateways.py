@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx
 import uvloop
-from control_plane import RunningStack, parse_args, run_all
+from control_plane import RunningStack, make_parser, run_all
 from measured_stack import MODEL_NAME, control_plane_flags, find_services, when_and_where
 
 from pagewire.cli.own_stack import OwnStack, start_own_stack
@@ -79,8 +79,10 @@ def _wait_answering(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:
-    options = parse_args(argv)
-    options.protocols, options.text_prompts = "http", True
+    parser = make_parser(__doc__)
+    parser.add_argument("--step-time-us", type=int, default=0)
+    parser.set_defaults(device="sim", protocols="http", text_prompts=True)
+    options = parser.parse_args(argv)
     (engine_port,) = _free_ports(1)
     flags = [*control_plane_flags(options), f"--vllm-grpc-port={engine_port}"]
     with start_own_stack(flags) as stack, running_smg(engine_port) as (url, pid):

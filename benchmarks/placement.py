@@ -38,7 +38,7 @@ OF_PYTORCH: Mapping[str, Placement] = {
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--dtype", default="auto", help="auto: packed weights and our kernels")
-    parser.set_defaults(device="cpu", streams="1,8,32", output_len=64, protocols="http")
+    parser.set_defaults(streams="1,8,32", output_len=64, protocols="http")
     return parser.parse_args(argv)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 import uvloop
-from control_plane import RunningStack, parse_args, run_all
+from control_plane import RunningStack, add_worker_flags, make_parser, run_all
 from measured_stack import control_plane_flags, find_services, when_and_where
 
 from gateway.trace.output_trace import UNTRACED, TracedOutput, UntracedOutput
@@ -47,7 +47,9 @@ def bookkeeping_ns(ledger: StepLedger, outputs: Sequence[UntracedOutput]) -> flo
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:
-    options = parse_args(argv)
+    parser = make_parser(__doc__)
+    add_worker_flags(parser)
+    options = parser.parse_args(argv)
     flags = control_plane_flags(options)
     bookkeeping = {
         f"{num_streams} streams": {

@@ -6,6 +6,7 @@ instrumentation that FastAPI servers use.
 
 from __future__ import annotations
 
+import time
 from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -52,6 +53,8 @@ class GatewayMetrics:
             ["handler", "status"],
             registry=registry,
         )
+        self.last_http_s = 0.0
+        """When an HTTP answer ended last, by the monotonic clock; 0: none has."""
         # The library takes a lock and makes texts at each look.
         self._http_requests_of = cache(http_requests.labels)
         self._http_duration_of = cache(http_duration.labels)
@@ -85,6 +88,7 @@ class GatewayMetrics:
             status: 0: there was no answer.
             duration_s: From the request's head to the end of the answer.
         """
+        self.last_http_s = time.monotonic()
         if route in UNCOUNTED_ROUTES:
             return
         method = method if method in _METHODS else "none"

@@ -8,6 +8,7 @@ the rest ends with an error, streams close, ports close.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from functools import partial
 
@@ -61,7 +62,7 @@ class GatewayServer:
         self._config = config
         self._owner = TaskOwner()
         registry = new_registry()
-        metrics = GatewayMetrics(registry)
+        metrics = self._metrics = GatewayMetrics(registry)
         self.readiness = Readiness()
         self._backends = self._build_backends()
         self._spans = open_spans("gateway", config.otlp_traces_endpoint)
@@ -157,20 +158,33 @@ class GatewayServer:
     async def stop(self) -> None:
         """Drain and stop."""
         self.readiness.start_drain()
+        self.http_server.end_connections()
         await self.grpc_server.set_serving(False, "draining")
+        await self._finish_requests()
+        await self.grpc_server.wait_quiet(self._last_end_s)
+        await self.http_server.stop()
+        await self.grpc_server.wait_quiet()  # the one before may have taken its time
+        await self.grpc_server.stop(_CLOSE_GRACE_S)
+        await self._backends.engines.close()
+        await self._owner.close()
+        await self._traces.exported.close()
+        await self._spans.close()
+
+    async def _finish_requests(self) -> None:
+        """Wait for what runs, and end it when its time is over."""
         try:
             async with asyncio.timeout(self._config.drain_timeout_s):
                 await self.service.wait_idle()
         except TimeoutError:
             log.warning("drain_timeout")
             self.service.end_all()
-        await self.grpc_server.wait_quiet(lambda: self.service.last_end_s)
-        await self.http_server.stop()
-        await self.grpc_server.stop(_CLOSE_GRACE_S)
-        await self._backends.engines.close()
-        await self._owner.close()
-        await self._traces.exported.close()
-        await self._spans.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_GRACE_S):
+                    await self.service.wait_idle()
+
+    def _last_end_s(self) -> float:
+        """When a client heard the end of something last; a generation ends before its answer."""
+        return max(self.service.last_end_s, self._metrics.last_http_s)
 
     def _build_backends(self) -> Backends:
         config, timeouts = self._config, self._config.timeouts

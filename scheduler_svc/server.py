@@ -124,6 +124,7 @@ class SchedulerServer:
         self._is_stopping = True
         await self._set_serving(False, "draining")
         await self.core.drain(self._config.server.drain_timeout_s)
+        await self.server.wait_quiet()
         if self.vllm_engine is not None:
             await self.vllm_engine.stop(STOP_GRACE_S)
         await self.server.stop(STOP_GRACE_S)

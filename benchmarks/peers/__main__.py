@@ -56,16 +56,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def write(results: Results) -> Path:
         file = RESULTS / f"{options.name or f'{options.suite}-{results.date[:10]}'}.json"
-        file.write_text(json.dumps(asdict(results), indent=1) + "\n")
-        file.with_suffix(".md").write_text(to_markdown(results, workloads))
+        _replace(file, json.dumps(asdict(results), indent=1) + "\n")
+        _replace(file.with_suffix(".md"), to_markdown(results, workloads))
         return file
 
-    results = measure(ready, suite, options.rounds, options.more_starts, logs, _say, write)
-    results.missing.update({name: why for name, why in missing.items() if why})
-    file = write(results)
+    absent = {name: why for name, why in missing.items() if why}
+    rounds, starts = options.rounds, options.more_starts
+    file = write(measure(ready, absent, suite, rounds, starts, logs, _say, write))
     print(file.with_suffix(".md").read_text())
     _plot(file)
     return 0
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file in one go: what an interrupted run had before stays whole."""
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.replace(file)
 
 
 def _end(number: int, _frame: object) -> NoReturn:

@@ -98,7 +98,7 @@ def _llama_cpp(port: int, suite: Suite) -> list[str]:
         "--model": str(suite.gguf),
         "--alias": suite.model_name,
         "--parallel": str(streams),
-        "--ctx-size": str(streams * 704),
+        "--ctx-size": str(streams * 1088),
         "--flash-attn": "off",
         "--threads": cores,
         "--threads-batch": cores,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +22,7 @@ _START_ERRORS = (OSError, RuntimeError)
 
 def measure(
     peers: Sequence[Peer],
+    missing: Mapping[str, str],
     suite: Suite,
     rounds: int,
     more_starts: int,
@@ -33,6 +34,7 @@ def measure(
 
     Args:
         peers: Those that are installed.
+        missing: Why others are not measured.
         suite: What is asked, of which model.
         rounds: How often.
         more_starts: How often each is started again, for the time that it takes.
@@ -45,6 +47,7 @@ def measure(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         rounds=0,
         ours=[peer.name for peer in peers if peer.is_ours],
+        missing=dict(missing),
     )
     with ExitStack() as stack:
         servers = []
@@ -56,9 +59,9 @@ def measure(
         for number in range(rounds):
             _round(servers, suite.workloads, results, random.Random(number), say)
             results.rounds = number + 1
+            for server in servers:
+                results.max_pss_gb[server.peer.name] = server.max_pss_bytes / 1e9
             keep(results)
-        for server in servers:
-            results.max_pss_gb[server.peer.name] = server.max_pss_bytes / 1e9
     for _ in range(more_starts):
         _start_again([server.peer for server in servers], suite, logs, results)
     return results

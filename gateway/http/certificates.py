@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
+from pagewire.kit.config import ConfigError
 from pagewire.kit.logs import get_logger
 from pagewire.kit.pem import PemPaths, WatchedPems
 
@@ -25,29 +26,25 @@ class RenewedCertificate:
         """
         self._paths = paths
         self._pems = WatchedPems(paths)
-        self._newest = _context(paths)
+        self._newest = paths.server_context()
 
     def listening(self) -> ssl.SSLContext:
         """Return a context for a listener."""
-        context = _context(self._paths)
+        context = self._paths.server_context()
         context.sni_callback = self._on_hello
+        if self._paths.ca is not None:
+            # Who resumes a session is not asked for a certificate: it would outlive its authority.
+            # Sessions of TLS 1.2 have a store that cannot be switched off.
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.num_tickets = 0
         return context
 
     def _on_hello(self, connection: Any, _server_name: str | None, _: ssl.SSLContext) -> None:
         """Called by OpenSSL at the begin of each handshake, with a name or without."""
         if self._pems.changed() is not None:
             try:
-                self._newest = _context(self._paths)
-            except (OSError, ssl.SSLError) as exc:
+                self._newest = self._paths.server_context()
+            except ConfigError as exc:
                 # Replaced again since they were read: the next handshake will find that.
                 log.warning("certificate_not_renewed", reason=str(exc))
         connection.context = self._newest
-
-
-def _context(paths: PemPaths) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(paths.cert, paths.key)
-    if paths.ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(paths.ca)
-    return context

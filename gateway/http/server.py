@@ -107,6 +107,16 @@ class HttpServer:
             cause = None if self._task.cancelled() else self._task.exception()
             raise InternalError("the HTTP server ended by itself") from cause
 
+    def end_connections(self) -> None:
+        """Have every connection end with the answer that it gives now, whose head may be out.
+
+        Later answers say so themselves (`gateway.http.scope`).
+        """
+        for connection in self._server.server_state.connections:
+            cycle = cast(BoundedProtocol, connection).cycle
+            if cycle is not None:
+                cycle.keep_alive = False
+
     async def stop(self) -> None:
         """Close the listener, let answers that are being written end, close; idempotent."""
         if self._task is not None:

@@ -52,21 +52,35 @@ class PemPaths:
             ConfigError: One cannot be used; the message names its flag.
         """
         contents = [_read(path, flag) for path, flag in self]
+        self.server_context()  # tries them
+        return PemFiles(contents[0], contents[1], contents[2] if self.ca is not None else None)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return a context for a server: with authorities, clients must show a certificate of one.
+
+        Raises:
+            ConfigError: A file cannot be used; the message names its flag.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        flags = f"{self.flags[0]} {self.cert} and {self.flags[1]} {self.key}"
         try:
             # Without the function OpenSSL asks on the terminal for a passphrase.
             context.load_cert_chain(self.cert, self.key, password=lambda: b"")
         except (ssl.SSLError, ValueError) as exc:
             rule = "must be PEM files of a certificate and its key, without a passphrase"
-            flags = f"{self.flags[0]} {self.cert} and {self.flags[1]} {self.key}"
             raise ConfigError(f"{flags}: {rule}") from exc
+        except OSError as exc:
+            raise _unreadable(flags, exc) from exc
         if self.ca is None:
-            return PemFiles(contents[0], contents[1], None)
+            return context
+        context.verify_mode = ssl.CERT_REQUIRED
         try:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as exc:
             raise ConfigError(f"{self.flags[2]} {self.ca}: has no certificate in PEM") from exc
-        return PemFiles(contents[0], contents[1], contents[2])
+        except OSError as exc:
+            raise _unreadable(f"{self.flags[2]} {self.ca}", exc) from exc
+        return context
 
     def stamps(self) -> tuple[tuple[int, int], ...]:
         """Return what changes when a file is replaced.
@@ -103,6 +117,8 @@ class WatchedPems:
                 renewed = self._paths.read()
             except ConfigError as exc:
                 log.warning("certificate_not_renewed", reason=str(exc))
+                if not isinstance(exc.__cause__, ssl.SSLError):
+                    self._stamps = None  # it may pass, as with too many open files
                 return None
         log.info("certificate_renewed", file=str(self._paths.cert))
         return renewed
@@ -120,7 +136,11 @@ def _read(path: Path, flag: str) -> bytes:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as exc:
-        raise ConfigError(f"{flag} {path}: {(exc.strerror or 'cannot be read').lower()}") from exc
+        raise _unreadable(f"{flag} {path}", exc) from exc
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(f"{flag} {path}: has more than {_MAX_FILE_BYTES} bytes")
     return content
+
+
+def _unreadable(what: str, exc: OSError) -> ConfigError:
+    return ConfigError(f"{what}: {(exc.strerror or 'cannot be read').lower()}")

@@ -104,7 +104,6 @@ class VllmFrontDoor:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones `grace_s` seconds; idempotent."""
-        await self.server.wait_quiet()
         await self.server.stop(grace_s)
         await self._tasks.close()
 

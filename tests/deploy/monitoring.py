@@ -60,12 +60,12 @@ def adapter_rules() -> dict[str, dict[str, Any]]:
     return {rule["name"]["as"]: rule for rule in given}
 
 
-def adapter_queries() -> list[str]:
-    """Every query of the adapter, as it asks for a namespace."""
-    return [
-        rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="pagewire"')
-        for rule in adapter_rules().values()
-    ]
+def adapter_queries() -> dict[str, str]:
+    """Every query of the adapter by the figure's name, as it asks for a namespace."""
+    return {
+        name: rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="pagewire"')
+        for name, rule in adapter_rules().items()
+    }
 
 
 def selectors(query: str) -> Iterator[tuple[str, list[str]]]:

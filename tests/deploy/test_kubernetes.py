@@ -301,7 +301,7 @@ def test_autoscalers_ask_for_figures_that_there_are() -> None:
                 continue
             external = metric["external"]
             asked.add(external["metric"]["name"])
-            if external["metric"]["name"] == "pagewire_requests_unfinished":
+            if external["metric"]["name"] == "pagewire_requests_running":
                 limit = SchedulerServiceConfig().engine.scheduler.max_num_seqs
                 assert int(external["target"]["averageValue"]) == 3 * limit // 4
     assert asked == adapter_rules().keys()

@@ -41,16 +41,46 @@ def test_scrape_configurations_are_valid_and_have_all_jobs(name: str) -> None:
 
 
 def test_queries_of_dashboards_and_autoscalers_are_valid(tmp_path: Path) -> None:
-    asked = [*dashboard_queries(), *adapter_queries()]
+    asked = [*dashboard_queries(), *adapter_queries().values()]
     queries = [{"record": f"panel:{i}", "expr": q} for i, q in enumerate(asked)]
     path = tmp_path / "queries.yml"
     path.write_text(json.dumps({"groups": [{"name": "dashboards", "rules": queries}]}))
     assert f"{len(queries)} rules found" in promtool("check", "rules", str(path))
 
 
+@pytest.mark.parametrize(
+    ("waiting", "engines"),
+    [([12, 0, 30, 6], 7.0), ([0, 0, 0, 0], 0.0), ([1, 0], 2.0625)],
+    ids=["one more for each 16", "none waits", "none less while one waits"],
+)
+def test_what_waits_asks_for_engines(tmp_path: Path, waiting: list[int], engines: float) -> None:
+    query = adapter_queries()["pagewire_engines_for_waiting"]
+    recorded = {"name": "adapter", "rules": [{"record": "engines", "expr": query}]}
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [recorded]}))
+    name = "pagewire:num_requests_waiting"
+    series = [
+        {
+            "series": f'{name}{{job="pagewire-{job}",namespace="{namespace}",engine="{engine}"}}',
+            "values": f"{number}x5",
+        }
+        for job, namespace in (
+            ("scheduler", "pagewire"),
+            ("gateway", "pagewire"),  # each tells of all engines
+            ("scheduler", "other"),
+        )
+        for engine, number in enumerate(waiting)
+    ]
+    samples = [{"labels": "engines", "value": engines}]
+    expected = {"eval_time": "3m", "expr": "engines", "exp_samples": samples}
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [expected]}
+    test = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "test.yml").write_text(json.dumps(test))
+    promtool("test", "rules", str(tmp_path / "test.yml"))
+
+
 def test_every_query_names_the_services_that_it_asks() -> None:
     alerts = [rule["expr"] for rule in rules()]
-    for query in [*dashboard_queries(), *adapter_queries(), *alerts]:
+    for query in [*dashboard_queries(), *adapter_queries().values(), *alerts]:
         found = list(selectors(query))
         assert found, query
         assert all(jobs for _, jobs in found), query

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -74,11 +75,12 @@ async def test_who_asks_again_upon_the_last_answer_of_a_drain_is_refused(
             return from_rpc_error(error).reason
         return None
 
-    async def wait_quiet(self: ServiceServer, last_s: Callable[[], float]) -> None:
-        assert last_s() > begun_s
+    async def wait_quiet(self: ServiceServer, last_s: Callable[[], float] = lambda: 0.0) -> None:
+        last_ends_s.append(last_s())
         is_waiting.set()
         await asked_again.wait()
 
+    last_ends_s: list[float] = []
     begun_s, is_waiting, asked_again = time.monotonic(), asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(ServiceServer, "wait_quiet", wait_quiet)
     async with run_gateway(drain_timeout_s=20.0) as gateway:
@@ -93,6 +95,7 @@ async def test_who_asks_again_upon_the_last_answer_of_a_drain_is_refused(
         assert await ask() == "DRAINING"
         asked_again.set()
         await stopping
+        assert last_ends_s[0] > begun_s
 
 
 async def test_a_drain_ends_what_does_not_finish_in_time(run_gateway: GatewayFactory) -> None:
@@ -103,6 +106,32 @@ async def test_a_drain_ends_what_does_not_finish_in_time(run_gateway: GatewayFac
         assert answer.status_code == 503  # type: ignore[attr-defined]
         assert answer.headers["x-error-reason"] == "SHUTTING_DOWN"  # type: ignore[attr-defined]
         assert NOT_BEGUN_HEADER not in answer.headers  # type: ignore[attr-defined]
+
+
+async def test_a_stream_that_was_begun_before_a_drain_ends_its_connection(
+    run_gateway: GatewayFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_quiet(self: ServiceServer, last_s: object = None) -> None:
+        await has_ended.wait()  # the servers' own end comes after this
+
+    has_ended = asyncio.Event()
+    monkeypatch.setattr(ServiceServer, "wait_quiet", wait_quiet)
+    body = json.dumps(BODY | {"stream": True}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: h\r\ncontent-length: {len(body)}\r\n\r\n"
+    async with run_gateway(drain_timeout_s=20.0) as gateway:
+        gateway.scheduler.go_on.clear()
+        port = gateway.server.http_server.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + body)
+        assert b"connection" not in (await reader.readuntil(b"\r\n\r\n")).lower()
+        stopping = asyncio.create_task(gateway.server.stop())
+        await gateway.until_ready(False)
+        gateway.scheduler.go_on.set()
+        async with asyncio.timeout(20):
+            assert b"[DONE]" in await reader.read()
+        has_ended.set()
+        await stopping
+        writer.close()
 
 
 async def test_a_stopped_gateway_leaves_its_stream_cleanly(run_gateway: GatewayFactory) -> None:

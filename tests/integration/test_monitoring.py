@@ -51,7 +51,7 @@ async def test_every_metric_of_dashboards_and_alerts_exists() -> None:
             for job, registries in services.registries.items()
         }
     alerts = [rule["expr"] for rule in rules()]
-    for query in [*dashboard_queries(), *adapter_queries(), *alerts]:
+    for query in [*dashboard_queries(), *adapter_queries().values(), *alerts]:
         for name, jobs in selectors(query):
             if name == "up":
                 continue  # Prometheus's own

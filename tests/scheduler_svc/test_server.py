@@ -7,6 +7,7 @@ from prometheus_client import generate_latest
 
 from pagewire.kit.channels import open_channel
 from pagewire.kit.errors import InvalidRequestError, from_rpc_error
+from pagewire.kit.server import ServiceServer
 from pagewire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from scheduler_svc.server import SERVICE_NAME, SchedulerServer
 from tests.fakes.fake_worker import FakeWorker
@@ -113,6 +114,24 @@ async def test_figures_are_exposed_for_prometheus(stack):
     assert f"pagewire:engine_ready{labels} 1.0" in text
     assert f"pagewire:kv_cache_usage_perc{labels} 0.0" in text
     assert f"pagewire:num_preemptions_total{labels} 0.0" in text
+
+
+async def test_calls_upon_the_end_of_a_drain_are_still_refused_by_handlers(stack, monkeypatch):
+    async def wait_quiet(server: ServiceServer) -> None:
+        is_waiting.set()
+        await asked.wait()
+
+    is_waiting, asked = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(ServiceServer, "wait_quiet", wait_quiet)
+    stopping = asyncio.create_task(stack.server.stop())
+    await is_waiting.wait()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        request = scheduler_pb2.SchedulerServiceGenerateRequest(prompt_token_ids=[1, 2, 3])
+        async for _ in stack.stub.Generate(request, timeout=20):
+            pass
+    assert from_rpc_error(refused.value).reason == "DRAINING"
+    asked.set()
+    await stopping
 
 
 async def test_stopping_twice_is_harmless():

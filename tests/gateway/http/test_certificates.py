@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -114,6 +115,29 @@ async def test_clients_are_those_of_the_authority_of_now(open_port, tmp_path):
     assert await port.ask(first, theirs) == 200
     with pytest.raises(refused):
         await port.ask(first, ours)
+
+
+async def test_a_client_of_an_authority_that_went_cannot_resume_a_session(open_port, tmp_path):
+    authority = Authority(tmp_path, "first")
+    shown = authority.issue("client")
+    port = await open_port(paths(authority.issue(NAME), authority.file))
+    context = ssl.create_default_context(cafile=authority.file)
+    context.load_cert_chain(shown.cert, shown.key)
+    session = await asyncio.to_thread(session_after_an_answer, context, port.server.port)
+    assert session is None or not session.has_ticket
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(ssl.SSLError):
+        await asyncio.to_thread(session_after_an_answer, context, port.server.port)
+
+
+def session_after_an_answer(context: ssl.SSLContext, port: int) -> ssl.SSLSession | None:
+    with (
+        socket.create_connection(("127.0.0.1", port), 20) as plain,
+        context.wrap_socket(plain, server_hostname=NAME) as secured,
+    ):
+        secured.sendall(GET + b"\r\n")
+        assert secured.recv(100).startswith(b"HTTP/1.1 200")
+        return secured.session
 
 
 def test_a_file_that_cannot_be_used_is_named_by_its_flag(tmp_path):

@@ -15,6 +15,7 @@ from pagewire.kit.errors import DETAILS_KEY, to_rpc_status
 
 SERVICE = "pagewire.v1.InferenceService"
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+CANCELLED = grpc.StatusCode.CANCELLED
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 POLICY = RetryPolicy(5, 1.0, 5.0, 2.0, frozenset({UNAVAILABLE, EXHAUSTED}))
 
@@ -45,7 +46,7 @@ def pauses(attempts: Attempts, error: AioRpcError) -> list[float]:
 def test_the_shipped_config_has_a_policy_for_each_of_its_methods():
     policies = read_policies(service_config(), SERVICE)
     assert {"Generate", "Chat", "ListModels"} <= set(policies)
-    assert policies["Chat"] == RetryPolicy(5, 0.2, 3.0, 2.5, frozenset({UNAVAILABLE}))
+    assert policies["Chat"] == RetryPolicy(5, 0.2, 3.0, 2.5, frozenset({UNAVAILABLE, CANCELLED}))
 
 
 def test_only_the_named_methods_of_the_service_have_a_policy():

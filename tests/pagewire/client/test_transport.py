@@ -47,7 +47,7 @@ def test_the_service_config_names_every_method_but_those_that_are_not_served():
     assert {name["service"] for name in method_config["name"]} == {service.full_name}
     named = {name["method"] for name in method_config["name"]}
     assert named == {method.name for method in service.methods} - {"Embed"}
-    assert method_config["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
+    assert method_config["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE", "CANCELLED"]
 
 
 def test_channels_balance_as_the_service_config_says_and_leave_retries_to_the_sdk():

@@ -1,7 +1,9 @@
 """A service's servers: addresses, health, reflection, the order of stopping."""
 
 import asyncio
+import math
 import socket
+import time
 
 import grpc
 import pytest
@@ -132,6 +134,36 @@ async def test_stop_reports_not_serving_then_lets_running_calls_end():
         release.set()
         assert await running == [b"done"]
         await stopping
+
+
+async def test_quiet_is_counted_from_where_a_call_began_or_ended_last(monkeypatch):
+    async def told(last_s):
+        found.append(last_s())
+
+    found: list[float] = []
+    monkeypatch.setattr("pagewire.kit.server.wait_quiet", told)
+    entered, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def act(context):
+        context.add_done_callback(lambda _: ended.set())
+        entered.set()
+        await release.wait()
+        return b"done"
+
+    async with start_echo(unary_unary=handler_of("unary_unary", act)) as echo:
+        await echo.server.wait_quiet()
+        begun_s = time.monotonic()
+        running = asyncio.create_task(echo.answer("unary_unary"))
+        await entered.wait()
+        await echo.server.wait_quiet()
+        ended_s = time.monotonic()
+        release.set()
+        await running
+        await ended.wait()
+        await echo.server.wait_quiet()
+        await echo.server.wait_quiet(lambda: math.inf)
+    before, between, after, of_others = found
+    assert before < begun_s < between < ended_s < after < of_others == math.inf
 
 
 async def test_calls_that_outlast_the_grace_are_cut():
