@@ -38,8 +38,9 @@ from pagewire.kit.lifecycle import run as run_process
 from pagewire.kit.sockets import make_runtime_dir
 from pagewire.kit.tasks import cancel_and_wait
 
-# A child that drains for as long as it may still needs a moment to end.
-_DRAIN_MARGIN_S = 5.0
+# A child that drains for as long as it may still needs a moment to end; a gateway the longest, for
+# its last words to clients that read slowly.
+_DRAIN_MARGIN_S = 15.0
 # After one was given up, the others have nothing left to finish.
 _GIVEN_UP_TIMEOUT_S = 2.0
 
