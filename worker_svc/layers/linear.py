@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from worker_svc.layers.products import functional_product
 from worker_svc.quantization.weight import Method, QuantizedWeight
 from worker_svc.weights.slots import SlotTarget
 
@@ -28,6 +28,7 @@ class MergedLinear(nn.Module):
             torch.empty(total, input_size), requires_grad=False
         )
         self.bias = nn.Parameter(torch.empty(total), requires_grad=False) if bias else None
+        self.product = functional_product
 
     def quantize(self, method: Method) -> None:
         """Have the weights quantized when they are loaded; before that the layer is empty.
@@ -44,14 +45,14 @@ class MergedLinear(nn.Module):
         if isinstance(self.weight, QuantizedWeight):
             output = self.project(hidden_states)
             return output if self.bias is None else output + self.bias
-        return functional.linear(hidden_states, self.weight, self.bias)
+        return self.product(hidden_states, self.weight, self.bias)
 
     def project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The product alone, without the bias."""
         if isinstance(self.weight, QuantizedWeight):
             product: torch.Tensor = self.weight(hidden_states)
             return product
-        return functional.linear(hidden_states, self.weight)
+        return self.product(hidden_states, self.weight, None)
 
     def shard(self, parameter: str, index: int) -> SlotTarget:
         """The part of `weight` or `bias` that output `index` owns, to write to."""

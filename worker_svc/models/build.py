@@ -18,6 +18,7 @@ from pagewire.kit.logs import get_logger
 from worker_svc.cpu_memory import free_memory_bytes
 from worker_svc.device import CPU
 from worker_svc.layers.linear import quantize_linears
+from worker_svc.layers.products import ProductChoice, mkl_is_slow
 from worker_svc.memory import CPU_ADVICE, CUDA_ADVICE, check_weights
 from worker_svc.models.base import CausalModel
 from worker_svc.models.config import LlamaConfig, UnsupportedModelError
@@ -95,6 +96,8 @@ def build_model(
             quantize_linears(model, config.quantization)
             form += f"\0{config.quantization}"
         _load_own(model, source, limit, progress, device)
+        if not config.batch_invariant and mkl_is_slow():
+            model.choose_products(ProductChoice())
         return BuiltModel(model, shape, max_model_len, form)
     if isinstance(source, DummySource):
         raise UnsupportedModelError(

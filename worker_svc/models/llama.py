@@ -16,6 +16,7 @@ from worker_svc.attention.base import AttentionSpec, StepAttention
 from worker_svc.layers.linear import MergedLinear
 from worker_svc.layers.norm import RMSNorm
 from worker_svc.layers.parallel import VocabularyShard, make_row_linear
+from worker_svc.layers.products import ProductChoice, functional_product
 from worker_svc.layers.rotary import RotaryEmbedding, rotate
 from worker_svc.models.config import LlamaConfig
 from worker_svc.parallel.groups import ALONE, ParallelGroups
@@ -131,9 +132,18 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = self.embed_tokens if is_tied else None
         if is_last and not is_tied:
             self.lm_head = self._vocabulary_rows(dtype)
+        self.head_product = functional_product
         self.rotary = RotaryEmbedding(
             config.rope, config.head_dim, config.max_position_embeddings, max_model_len, dtype
         )
+
+    def choose_products(self, choice: ProductChoice) -> None:
+        """Multiply as is chosen for each weight; once they are loaded."""
+        for module in self.modules():
+            if isinstance(module, MergedLinear):
+                module.product = choice.of(module.weight)
+        if self.lm_head is not None:
+            self.head_product = choice.of(self.lm_head)
 
     @property
     def attention_spec(self) -> AttentionSpec:
@@ -177,7 +187,7 @@ class LlamaForCausalLM(nn.Module):
         """Logits [num_rows, vocab_size] float32 of the rows that sample; on the last stage."""
         if self.norm is None or self.lm_head is None:
             raise RuntimeError("logits are computed on the last stage")
-        logits = functional.linear(self.norm(hidden), self.lm_head)
+        logits = self.head_product(self.norm(hidden), self.lm_head, None)
         if self.vocabulary is not None:
             logits = self.vocabulary.gather_logits(logits)
         return logits.float()
