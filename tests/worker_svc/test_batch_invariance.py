@@ -225,13 +225,11 @@ def test_batch_invariance_is_refused_where_a_product_depends_on_its_rows(
 ) -> None:
     tiny_models.write_tiny_model(tmp_path)
 
-    class Careless:
-        @staticmethod
-        def linear(rows: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-            few = len(rows) < 16
-            return torch.nn.functional.linear(rows, *weights) * (1.0 + few * 1e-6)
+    def careless(rows: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        few = len(rows) < 16
+        return torch.nn.functional.linear(rows, *weights) * (1.0 + few * 1e-6)
 
-    monkeypatch.setattr(linear, "functional", Careless)
+    monkeypatch.setattr(linear, "functional_product", careless)
     with pytest.raises(ValueError, match=f"batch_invariant does not hold .* chunks .* {way}"):
         make_runner(tmp_path, num_threads)
 
