@@ -10,7 +10,6 @@ has too. Measures are those of `control_plane`.
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 import httpx
 import uvloop
 from control_plane import RunningStack, make_parser, run_all
-from measured_stack import MODEL_NAME, control_plane_flags, find_services, when_and_where
+from measured_stack import MODEL_NAME, control_plane_flags, find_services, write_report
 
 from pagewire.cli.own_stack import OwnStack, start_own_stack
 
@@ -93,14 +92,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
             RunningStack("pagewire", stack, pids),
         ]
         results = uvloop.run(run_all(stacks, options))
-    report = {
-        **when_and_where(),
-        "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
-        "results": results,
-    }
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=2) + "\n")
-    return report
+    return write_report(options, results=results)
 
 
 if __name__ == "__main__":

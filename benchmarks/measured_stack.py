@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,12 @@ def when_and_where() -> dict[str, Any]:
         "load_average": list(os.getloadavg()),
         "pagewire": __version__,
     }
+
+
+def write_report(options: argparse.Namespace, **figures: object) -> dict[str, object]:
+    """Return a result with the options of its making; write it where `output` says, if it does."""
+    told = {name: str(value) for name, value in vars(options).items() if name != "output"}
+    report = {**when_and_where(), "options": told, **figures}
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=2) + "\n")
+    return report

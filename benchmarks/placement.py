@@ -11,13 +11,12 @@ the model (`--dtype float32`): the kernels for packed weights have threads of th
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import uvloop
 from control_plane import RunningStack, make_parser, run_all
-from measured_stack import find_services, model_flags, when_and_where
+from measured_stack import find_services, model_flags, write_report
 
 from pagewire.cli.own_stack import start_own_stack
 
@@ -52,14 +51,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
             stack = running.enter_context(start_own_stack([*common, *flags], environment))
             stacks.append(RunningStack(name, stack, find_services(stack)))
         results = uvloop.run(run_all(stacks, options))
-    report = {
-        **when_and_where(),
-        "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
-        "results": results,
-    }
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=2) + "\n")
-    return report
+    return write_report(options, results=results)
 
 
 if __name__ == "__main__":

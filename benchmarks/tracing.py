@@ -18,7 +18,7 @@ from contextlib import ExitStack
 
 import uvloop
 from control_plane import RunningStack, add_worker_flags, make_parser, run_all
-from measured_stack import control_plane_flags, find_services, when_and_where
+from measured_stack import control_plane_flags, find_services, write_report
 
 from gateway.trace.output_trace import UNTRACED, TracedOutput, UntracedOutput
 from gateway.trace.step_ledger import NO_LEDGER, StepLedger
@@ -65,16 +65,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
             stack = running.enter_context(start_own_stack([*flags, flag]))
             stacks.append(RunningStack(name, stack, find_services(stack)))
         results = uvloop.run(run_all(stacks, options))
-    report = {
-        **when_and_where(),
-        # Without the file that this goes into: its folder is of no use to anybody else.
-        "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
-        "bookkeeping_ns_per_token": bookkeeping,
-        "results": results,
-    }
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=2) + "\n")
-    return report
+    return write_report(options, bookkeeping_ns_per_token=bookkeeping, results=results)
 
 
 if __name__ == "__main__":
