@@ -22,8 +22,9 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 _CPUINFO = Path("/proc/cpuinfo")
 _MIN_WEIGHTS = 1 << 20
 """Below, a call's own time is more than what is gained."""
-_TRIED_ROWS = (1, 2, 3, 5, 8, 9, 16, 31)
-_MOST_ROWS = 33
+_TRIED_ROWS = (1, 2, 5, 9, 16, 31, 64, 127)
+_MOST_ROWS = 130
+"""A prompt that is computed again after a loss is one product of many rows, a decode one of few."""
 
 functional_product: Product = functional.linear
 
@@ -79,8 +80,7 @@ def _keeps_bits(product: Product, weight: torch.Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_MOST_ROWS, weight.shape[1], generator=generator)
     whole = product(rows, weight, None)
+    # The last ones: they lie elsewhere in the kernels' blocks of rows when they are alone.
     return all(
-        torch.equal(product(rows[:count], weight, None), whole[:count])
-        and torch.equal(product(rows[-count:], weight, None), whole[-count:])
-        for count in _TRIED_ROWS
+        torch.equal(product(rows[-count:], weight, None), whole[-count:]) for count in _TRIED_ROWS
     )

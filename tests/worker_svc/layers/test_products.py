@@ -38,10 +38,10 @@ def test_it_is_the_product(num_rows: int, has_bias: bool) -> None:
 
 
 def test_a_choice_that_is_taken_keeps_the_bits_of_each_row() -> None:
-    weight, rows = weights(*LARGE), weights(100, LARGE[1])
+    weight, rows = weights(*LARGE), weights(300, LARGE[1])
     product = ProductChoice().of(weight)
     whole = product(rows, weight, None)
-    for first, count in ((0, 1), (99, 1), (3, 4), (10, 50)):
+    for first, count in ((0, 1), (299, 1), (3, 4), (10, 50), (20, 257)):
         assert torch.equal(
             product(rows[first : first + count], weight, None), whole[first:][:count]
         )
