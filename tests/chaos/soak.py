@@ -30,7 +30,6 @@ LONGEST_FAULT_S = 14.0
 """Past the 10 s of silence after which a peer counts as lost."""
 _SAMPLE_S = 1.0
 _MIN_SAMPLES = 5
-_WARM_UP_S = 120.0
 
 
 @dataclass
@@ -46,16 +45,11 @@ class Memory:
             self.samples.setdefault((name, pid), []).append((now_s, resident))
 
     def growth(self, start_s: float, end_s: float) -> dict[str, float]:
-        """Growth of each process that lived until the end: its last tenth against its first.
-
-        From two minutes after its own start on, if that was later: a gateway fills its pools until
-        then, from 58 to 65 MiB.
-        """
+        """Growth of each process that lived all the time: its last tenth against its first."""
+        tenth_s = (end_s - start_s) / 10
         growths = {}
         for (name, _), samples in self.samples.items():
-            begin_s = max(start_s, samples[0][0] + _WARM_UP_S)
-            tenth_s = (end_s - begin_s) / 10
-            first = [size for at_s, size in samples if begin_s <= at_s <= begin_s + tenth_s]
+            first = [size for at_s, size in samples if start_s <= at_s <= start_s + tenth_s]
             last = [size for at_s, size in samples if end_s - tenth_s <= at_s <= end_s]
             if len(first) >= _MIN_SAMPLES and len(last) >= _MIN_SAMPLES:
                 growths[name] = median(last) / median(first) - 1
