@@ -110,8 +110,14 @@ async def run_until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
         # nobody asks for any of it.
         _failures(tasks)
         await cancel_and_wait(*(task for task in tasks if not task.done()))
-    for failure in failures:
-        raise failure
+    failure = failures[0] if failures else None
+    # What is raised leads back to this frame, which must not lead to it.
+    del tasks, done, failures
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure
 
 
 async def expire(watchdog: Watchdog) -> None:

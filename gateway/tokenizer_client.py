@@ -233,9 +233,8 @@ class TokenizerClient:
             except StreamLostError:
                 patience_s = loop.time() + self._connect_timeout_s
             except grpc.aio.AioRpcError as exc:
-                error: PagewireError = from_rpc_error(exc)
-                if not _is_lost(error) or loop.time() >= patience_s:
-                    raise error from exc
+                if not _is_lost(from_rpc_error(exc)) or loop.time() >= patience_s:
+                    raise from_rpc_error(exc) from exc
                 log.info("tokenizer_call_failed", details=exc.details())
                 await asyncio.sleep(_RETRY_WAIT_S)  # the stream's loss is noticed meanwhile
 

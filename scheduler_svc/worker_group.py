@@ -230,6 +230,7 @@ def _one_a_process(
 async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at the same time; the first failure ends the others and is raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    errors: list[BaseException] = []
     if not tasks:
         return []
     try:
@@ -241,6 +242,8 @@ async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         return [task.result() for task in tasks]
     finally:
         await cancel_and_wait(*(task for task in tasks if not task.done()))
+        # What is raised leads back to this frame, which must not lead to it.
+        del tasks, errors
 
 
 def _facts_of_group(facts: Sequence[WorkerFacts]) -> WorkerFacts:

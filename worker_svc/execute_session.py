@@ -151,8 +151,13 @@ class ExecuteSession:
         finally:
             await cancel_and_wait(*(task for task in tasks if not task.done()))
         end = _first_failure(done)
-        if not isinstance(end, _DrainedError):
-            raise end
+        # What is raised leads back to this frame, which must not lead to it.
+        del tasks, done
+        try:
+            if not isinstance(end, _DrainedError):
+                raise end
+        finally:
+            del end
         if self._stopped is not None:
             raise self._stopped
 

@@ -124,7 +124,10 @@ class AsyncRetryingStream:
         pause_s = self._attempts.pause_s(error) if self._may_retry else None
         if pause_s is None:
             self._may_retry = False
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # it leads back to this frame
         if not await self._pauses.wait(self._cancelled, pause_s):
             raise request_cancelled() from error
         self._call = self._start(timeout=self._attempts.timeout_s())

@@ -169,9 +169,11 @@ class Load:
     ) -> Answer:
         """Ask one gateway after another, as long as they refuse; a request admitted must end.
 
-        Where lost gateways are forgiven, what ended with its gateway is asked again from its start.
+        A client's first is always the same, so that a gateway has as many clients after a fault as
+        it had before. Where lost gateways are forgiven, what ended with its gateway is asked again
+        from its start.
         """
-        started, num_refused = False, 0
+        started, num_refused, num_failures = False, 0, 0
 
         def note(answer: Answer) -> None:
             nonlocal started
@@ -179,7 +181,6 @@ class Load:
             on_event(answer)
 
         while True:
-            num_failures = client.num_refusals + client.num_lost
             stub = self._stubs[(number + num_failures) % len(self._stubs)]
             client.num_asked += 1
             try:
@@ -191,6 +192,7 @@ class Load:
                     raise
                 if num_refused == _MAX_REFUSALS:
                     raise
+            num_failures += 1
             if started:
                 client.num_lost += 1
                 num_refused = 0

@@ -67,6 +67,8 @@ class Soak:
         self._rng = random.Random(seed)
         self.start_s = time.monotonic()
         self.middle_s = self.start_s + seconds / 2
+        # The map keeps two minutes of samples, and a process that has just started has none.
+        self._kept_from_s = self.start_s + seconds / 4
         self.end_s = self.start_s + seconds
 
     async def run(self) -> None:
@@ -111,7 +113,7 @@ class Soak:
         number = rng.randrange(2)
         kinds = (Kind.KILL, Kind.KILL, Kind.TERMINATE, Kind.STOP)
         kind = rng.choice(kinds)
-        if number == 1 and time.monotonic() > self.middle_s:
+        if number == 1 and time.monotonic() > self._kept_from_s:
             kind = Kind.STOP  # one of each lives on, so that its memory can be watched
         return Fault(kind, f"{service}-{number}")
 

@@ -22,8 +22,8 @@ SEED = int(os.environ.get("PAGEWIRE_CHAOS_SEED", "6"))
 NUM_STREAMS = 32
 NUM_TOKENS = 100
 MAX_GROWTH = 0.05
-MIN_SECONDS_FOR_GROWTH = 300
-"""A process that has just started still fills its pools."""
+MIN_SECONDS_FOR_GROWTH = 480
+"""Below, what lives on has lived for less than two minutes at the middle, and fills its pools."""
 
 
 @pytest.mark.timeout(SECONDS * 2 + 900)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -43,6 +44,21 @@ async def test_a_cancel_beside_a_failure_leaves_no_exception_unseen() -> None:
     await asyncio.sleep(0)  # the loop lets go of its callbacks
     gc.collect()
     assert unseen == []
+
+
+async def test_a_failure_leads_back_to_nothing() -> None:
+    """Else all that a lost stream held would wait for the collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(StreamLostError) as caught:
+            await run_until_one_ends(_fail(asyncio.Event()), asyncio.sleep(3600))
+        reference = weakref.ref(caught.value)
+        del caught
+        await asyncio.sleep(0)  # the loop lets go of its callbacks
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 def test_columns_of_different_lengths_are_a_loss() -> None:
