@@ -1,5 +1,7 @@
 """A random Llama of one layer and hidden size 64 with SmolLM2's tokenizer: nothing but overhead.
 
+Its weights are bfloat16, as those of most checkpoints are.
+
     python -m benchmarks.tiny_llama DIRECTORY
 
 Served by anything that reads Hugging Face folders, it shows what a token costs around the model:
@@ -12,8 +14,8 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
 
 from pagewire.model_source import resolve_model
 from tokenizer_svc.gguf_tokenizer import convert_gguf
@@ -39,7 +41,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "torch_dtype": "float32",
+    "torch_dtype": "bfloat16",
 }
 SHAPES = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
@@ -54,16 +56,16 @@ SHAPES = {
 
 def write_tiny_llama(directory: Path, seed: int = 0) -> None:
     """Write the model's folder; `directory` may be there already."""
-    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
 
-    def draw(*shape: int) -> np.ndarray:
-        return (STD * rng.standard_normal(shape)).astype(np.float32)
+    def draw(*shape: int) -> torch.Tensor:
+        return (STD * torch.randn(shape, generator=generator)).bfloat16()
 
     layer = "model.layers.0"
     tensors = {f"{layer}.{name}.weight": draw(*shape) for name, shape in SHAPES.items()}
     tensors["model.embed_tokens.weight"] = draw(VOCABULARY, HIDDEN)
     for name in (f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm", "model.norm"):
-        tensors[f"{name}.weight"] = np.ones(HIDDEN, dtype=np.float32)
+        tensors[f"{name}.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(CONFIG, indent=2), encoding="utf-8")

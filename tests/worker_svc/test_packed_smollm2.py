@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
@@ -25,7 +28,9 @@ from tokenizer_svc.gguf_tokenizer import build_tokenizer
 from worker_svc.input_batch import InputBatch
 from worker_svc.loaded_model import LoadedModel
 from worker_svc.model_runner import ModelRunner
+from worker_svc.models import packed_build
 from worker_svc.step import NewRequest, SchedulerOutput
+from worker_svc.weights.gguf_source import GgufSource
 
 PERPLEXITY = 0.001
 """Most by which packing may change perplexity, relative."""
@@ -60,10 +65,10 @@ Since then the numbers have become better, but the picture is still the same.
 """
 
 
-def load(backend: Any, num_threads: int = 1) -> ModelRunner:
+def load(backend: Any, num_threads: int = 1, model: str = "smollm2") -> ModelRunner:
     runner = ModelRunner(
         EngineConfig(
-            model=ModelConfig(model="smollm2", dtype="auto" if backend == "cpu" else "float32"),
+            model=ModelConfig(model=model, dtype="auto" if backend == "cpu" else "float32"),
             attention=AttentionConfig(attention_backend=backend),
             device=DeviceConfig(device="cpu", num_threads=num_threads),
             cache=CacheConfig(kv_cache_memory_bytes=2**26),
@@ -124,10 +129,39 @@ def chat(tokenizer: Tokenizer, question: str) -> list[int]:
     return ids
 
 
+def write_bfloat16(directory: Path) -> Path:
+    """The embedded model as a Hugging Face folder in bfloat16."""
+    source = GgufSource(resolve_model("smollm2").path)
+    tensors = {name: source.tensor(name).bfloat16().contiguous() for name in source.names()}
+    save_file(tensors, directory / "model.safetensors")
+    config = {**source.config, "dtype": "bfloat16"}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
 @pytest.mark.timeout(600)
 def test_perplexity_and_choices_are_those_of_the_file(
     tokenizer: Tokenizer, packed: ModelRunner, plain: ModelRunner
 ) -> None:
+    check_text(tokenizer, packed, plain)
+
+
+@pytest.mark.timeout(600)
+def test_bfloat16_weights_of_a_folder_are_read_as_they_are(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Processors that multiply bfloat16 leave it to PyTorch.
+    monkeypatch.setattr(packed_build, "multiplies_bfloat16", lambda: False)
+    folder = str(write_bfloat16(tmp_path))
+    packed, plain = load("cpu", model=folder), load("torch", model=folder)
+    infos = [runner._require_loaded().info for runner in (packed, plain)]
+    assert infos[0].weight_bytes < infos[1].weight_bytes * 0.51
+    check_text(tokenizer, packed, plain)
+    for question in QUESTIONS:
+        check_chat(tokenizer, packed, plain, question)
+
+
+def check_text(tokenizer: Tokenizer, packed: ModelRunner, plain: ModelRunner) -> None:
     token_ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
     assert len(token_ids) > 350
     targets = torch.tensor(token_ids[1:])
@@ -141,6 +175,12 @@ def test_perplexity_and_choices_are_those_of_the_file(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_chats_have_the_distributions_of_the_file(
+    tokenizer: Tokenizer, packed: ModelRunner, plain: ModelRunner, question: str
+) -> None:
+    check_chat(tokenizer, packed, plain, question)
+
+
+def check_chat(
     tokenizer: Tokenizer, packed: ModelRunner, plain: ModelRunner, question: str
 ) -> None:
     token_ids = chat(tokenizer, question)

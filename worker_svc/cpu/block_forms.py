@@ -1,4 +1,4 @@
-"""Which blocks of a GGUF file the kernels have a form for, and what is packed of them.
+"""Which blocks of a checkpoint the kernels have a form for, and what is packed of them.
 
 Owns the kinds of packed matrices, as native/kernels.h has them. Weights keep the numbers that the
 file has: blocks of a type without a form of its own become those of one that holds the same.
@@ -11,7 +11,7 @@ import numpy as np
 from pagewire.gguf import GgmlType
 from worker_svc.quantization.forms import GgmlBlocks
 
-_Q4, _Q8, _Q4_K, _Q5_K, _Q6_K = range(5)
+_Q4, _Q8, _Q4_K, _Q5_K, _Q6_K, _F16, _BF16 = range(7)
 KINDS = {
     GgmlType.Q4_0: _Q4,
     GgmlType.Q4_1: _Q4,
@@ -20,8 +20,14 @@ KINDS = {
     GgmlType.Q4_K: _Q4_K,
     GgmlType.Q5_K: _Q5_K,
     GgmlType.Q6_K: _Q6_K,
+    GgmlType.F16: _F16,
+    GgmlType.BF16: _BF16,
 }
 """Kind of packed matrix, by the type of its blocks."""
+
+
+FLOATS = (GgmlType.F16, GgmlType.BF16)
+"""Types whose numbers are packed as they are."""
 
 
 def packable(packed: GgmlBlocks) -> GgmlBlocks:

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file in the layout of the kernels, and single kernels over numpy arrays.
+"""Weights of a checkpoint in the layout of the kernels, and single kernels over numpy arrays.
 
 A matrix keeps the numbers of its file: blocks are only put in another order. Knows no models.
 """
@@ -14,7 +14,7 @@ from pagewire.gguf import GgmlType
 from worker_svc.cpu.block_forms import KINDS, packable
 from worker_svc.cpu.kernels import Kernels
 from worker_svc.cpu.structs import Matrix
-from worker_svc.quantization.forms import GgmlBlocks
+from worker_svc.quantization.forms import GROUP_SIZE, GgmlBlocks
 
 Floats = npt.NDArray[np.float32]
 
@@ -32,10 +32,10 @@ class PackedMatrix(nn.Module):
             kernels: The variant that reads it.
             ggml_type: One of `KINDS`.
             rows: Any number.
-            columns: A multiple of the weights of a block.
+            columns: A multiple of the weights of a block, and of `GROUP_SIZE`.
         """
         super().__init__()
-        size = ggml_type.block_weights
+        size = max(ggml_type.block_weights, GROUP_SIZE)
         if columns % size:
             raise ValueError(f"{columns} columns are no whole number of blocks of {size}")
         self.kernels = kernels
@@ -86,7 +86,7 @@ class PackedMatrix(nn.Module):
         return out
 
     def multiply(self, inputs: Floats, bias: Floats | None = None) -> Floats:
-        """[num_tokens, rows] of [num_tokens, columns], which are quantized first.
+        """[num_tokens, rows] of [num_tokens, columns], quantized first where weights are codes.
 
         Raises:
             ValueError: The inputs have another shape, or there are more than `MAX_TOKENS`.

@@ -14,10 +14,11 @@ import torch
 from pagewire.engine_config import EngineConfig
 from pagewire.gguf import GgmlType
 from pagewire.kit.logs import get_logger
-from worker_svc.cpu.block_forms import KINDS
+from worker_svc.cpu.block_forms import FLOATS, KINDS
 from worker_svc.cpu.kernels import ARITHMETIC, Kernels, Pool
 from worker_svc.cpu.paged_attention import CpuAttentionBackend, attention_problem
 from worker_svc.cpu.variant_check import best_kernels
+from worker_svc.dtypes import multiplies_bfloat16
 from worker_svc.memory import PACKED_ADVICE, check_weights
 from worker_svc.models.build import BuiltModel
 from worker_svc.models.config import LlamaConfig
@@ -25,7 +26,7 @@ from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama, TypeOf
 from worker_svc.models.shape import read_implementation, read_shape
 from worker_svc.quantization.forms import GROUP_SIZE
 from worker_svc.step import ProgressCallback
-from worker_svc.weights.gguf_source import GgufSource
+from worker_svc.weights.dummy_source import DummySource
 from worker_svc.weights.load import load_weights
 from worker_svc.weights.source import WeightSource
 
@@ -36,7 +37,7 @@ log = get_logger("worker_svc.models.packed")
 class PackedChoice:
     """What a packed model is built from."""
 
-    source: GgufSource
+    source: WeightSource
     shape: LlamaConfig
     kernels: Kernels
 
@@ -90,12 +91,13 @@ def build_packed(
     return built, CpuAttentionBackend(kernels, pool, model.attention_spec)
 
 
-def _types(source: GgufSource) -> TypeOf:
+def _types(source: WeightSource) -> TypeOf:
     """Types by name. A tensor that is missing has any: it is the loader's to name."""
     names = source.names()
 
     def type_of(name: str) -> GgmlType:
-        return source.ggml_type(name) if name in names else GgmlType.Q8_0
+        found = source.ggml_type(name) if name in names else None
+        return GgmlType.Q8_0 if found is None else found
 
     return type_of
 
@@ -105,13 +107,13 @@ def _choose(config: EngineConfig, source: WeightSource) -> PackedChoice | str:
     problem = _setting_problem(config)
     if problem is not None:
         return problem
-    if not isinstance(source, GgufSource):
-        return "the model is no GGUF file"
+    if isinstance(source, DummySource):
+        return "the model has no weights"
     implementation = read_implementation(source.config, config.model.model_impl)
     shape = read_shape(source.config, config.model.model_impl)
     if not implementation.is_own or not isinstance(shape, LlamaConfig):
         return f"architecture {implementation.architecture} has no module of our own"
-    problem = _shape_problem(shape, config.cache.block_size) or _type_problem(source, shape)
+    problem = _shape_problem(shape, config.cache.block_size) or _type_problem(source)
     if problem is not None:
         return problem
     kernels = best_kernels()
@@ -141,11 +143,18 @@ def _shape_problem(shape: LlamaConfig, block_size: int) -> str | None:
     return attention_problem(shape.head_dim, block_size)
 
 
-def _type_problem(source: GgufSource, shape: LlamaConfig) -> str | None:
+def _type_problem(source: WeightSource) -> str | None:
     """Tensors that are missing are the loader's to name."""
-    for name in sorted(source.names()):
-        is_packed = name.endswith("_proj.weight") or name in (EMBEDDING, HEAD)
-        if is_packed and source.ggml_type(name) not in KINDS:
+    names = [
+        name
+        for name in sorted(source.names())
+        if name.endswith("_proj.weight") or name in (EMBEDDING, HEAD)
+    ]
+    types = [source.ggml_type(name) for name in names]
+    for name, found in zip(names, types, strict=True):
+        if found not in KINDS:
             known = ", ".join(kind.name for kind in KINDS)
-            return f"{name} is {source.ggml_type(name).name}, packed are {known}"
+            return f"{name} is {'no matrix' if found is None else found.name}, packed are {known}"
+    if all(found in FLOATS for found in types) and multiplies_bfloat16():
+        return "this processor multiplies bfloat16 by itself"
     return None

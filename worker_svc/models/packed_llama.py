@@ -1,8 +1,8 @@
-"""The Llama family on a CPU with weights as a GGUF file has them: one call to the kernels a step.
+"""The Llama family on a CPU with weights as their file has them: one call to the kernels a step.
 
 Owns the packed weights and which checkpoint tensor fills which. Computes what `llama` does, with
-activations rounded to 16 bits before each product; `llama` is its reference. One rank, and the
-attention of `worker_svc.cpu.paged_attention`. Made by `packed_build`.
+activations rounded to 16 bits before each product of codes; `llama` is its reference. One rank, and
+the attention of `worker_svc.cpu.paged_attention`. Made by `packed_build`.
 """
 
 from __future__ import annotations

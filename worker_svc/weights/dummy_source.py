@@ -47,6 +47,9 @@ class DummySource:
     def part(self, name: str, part: TensorPart) -> torch.Tensor:
         raise self._no_tensor(name)
 
+    def ggml_type(self, name: str) -> None:
+        raise self._no_tensor(name)
+
     def blocks(self, name: str, part: TensorPart | None = None) -> None:
         raise self._no_tensor(name)
 

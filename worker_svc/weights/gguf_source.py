@@ -60,7 +60,6 @@ class GgufSource:
         return tuple(self._tensors[name].shape)
 
     def ggml_type(self, name: str) -> GgmlType:
-        """The type of a tensor's blocks."""
         return self._tensors[name].ggml_type
 
     def part(self, name: str, part: TensorPart) -> torch.Tensor:

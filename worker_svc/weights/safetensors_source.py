@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pagewire.gguf import GgmlType
 from worker_svc.models.hf_files import read_generation_config, read_model_config
+from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.mapped_file import MappedFile
 from worker_svc.weights.safetensors_index import check_index, read_index, weight_files
 from worker_svc.weights.slots import TensorPart
@@ -34,6 +36,11 @@ _DTYPES = {
     # No weights: old checkpoints store their causal masks.
     "BOOL": torch.bool,
     "U8": torch.uint8,
+}
+_GGML_TYPES = {
+    torch.float32: GgmlType.F32,
+    torch.float16: GgmlType.F16,
+    torch.bfloat16: GgmlType.BF16,
 }
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -94,8 +101,18 @@ class SafetensorsSource:
         # A view of mapped memory: only pages that are copied from are read.
         return self.tensor(name).narrow(part.dim, part.start, part.size)
 
-    def blocks(self, name: str, part: TensorPart | None = None) -> None:
-        return None
+    def ggml_type(self, name: str) -> GgmlType | None:
+        ggml_type = _GGML_TYPES.get(self._tensors[name].dtype)
+        return ggml_type if len(self.shape(name)) == 2 else None
+
+    def blocks(self, name: str, part: TensorPart | None = None) -> GgmlBlocks | None:
+        ggml_type = self.ggml_type(name)
+        if ggml_type is None:
+            return None
+        tensor = self.tensor(name) if part is None else self.part(name, part)
+        # Single numbers are blocks of one.
+        data = tensor.contiguous().view(torch.uint8).numpy()
+        return GgmlBlocks(ggml_type, data.reshape(*tensor.shape, ggml_type.block_bytes))
 
     def stored_bytes(self, name: str) -> memoryview:
         return self._tensors[name].data.data

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pagewire.gguf import GgmlType
 from pagewire.model_source import ModelFormat, ModelSource
 from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.slots import TensorPart
@@ -41,6 +42,9 @@ class WeightSource(Protocol):
 
     def part(self, name: str, part: TensorPart) -> torch.Tensor:
         """A part of a tensor, as `tensor` gives it; no more of the file is read than it needs."""
+
+    def ggml_type(self, name: str) -> GgmlType | None:
+        """The type of a tensor's blocks, single numbers among them; None where it has none."""
 
     def blocks(self, name: str, part: TensorPart | None = None) -> GgmlBlocks | None:
         """A tensor, or a part of it, in the blocks of its file; None where it has none of its own.

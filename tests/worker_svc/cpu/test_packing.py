@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from pagewire.gguf import GgmlType
-from worker_svc.cpu.block_forms import KINDS
+from worker_svc.cpu.block_forms import FLOATS, KINDS
 from worker_svc.cpu.kernels import Kernels
 from worker_svc.cpu.packing import MAX_TOKENS, PackedMatrix
 from worker_svc.cpu.variant_check import halves_of, random_blocks
@@ -24,7 +24,7 @@ def make(
     kernels: Kernels, ggml_type: GgmlType, rows: int, num_blocks: int
 ) -> tuple[PackedMatrix, Floats]:
     """A random matrix, and its weights."""
-    columns = num_blocks * ggml_type.block_weights
+    columns = num_blocks * max(ggml_type.block_weights, GROUP_SIZE)
     blocks = random_blocks(ggml_type, rows, columns, np.random.default_rng(rows))
     matrix = PackedMatrix(kernels, ggml_type, rows, columns)
     assert matrix.take(GgmlBlocks(ggml_type, blocks))
@@ -51,12 +51,13 @@ def test_rows_come_back_as_the_file_has_them(
 @TYPES
 @SHAPES
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 33])
-def test_a_product_is_that_with_rounded_activations(
+def test_a_product_of_codes_is_that_with_rounded_activations(
     kernels: Kernels, ggml_type: GgmlType, rows: int, num_blocks: int, num_tokens: int
 ) -> None:
     matrix, weights = make(kernels, ggml_type, rows, num_blocks)
     inputs = np.random.default_rng(1).standard_normal((num_tokens, matrix.columns), np.float32)
-    expected = rounded(inputs).astype(np.float64) @ weights.T.astype(np.float64)
+    read = inputs if ggml_type in FLOATS else rounded(inputs)
+    expected = read.astype(np.float64) @ weights.T.astype(np.float64)
     # A value half way between two codes may go to either.
     tolerance = 1e-5 * np.abs(expected).max()
     np.testing.assert_allclose(matrix.multiply(inputs), expected, rtol=0, atol=tolerance)
@@ -86,7 +87,7 @@ def test_a_row_of_tokens_is_the_same_whatever_is_beside_it(
 
 @TYPES
 def test_the_largest_codes_do_not_overflow(kernels: Kernels, ggml_type: GgmlType) -> None:
-    columns = 2 * ggml_type.block_weights
+    columns = 2 * max(ggml_type.block_weights, GROUP_SIZE)
     blocks = random_blocks(ggml_type, 16, columns, np.random.default_rng(4))
     place = halves_of(ggml_type)
     ones = np.ones((place.stop - place.start) // 2, "<f2").view(np.uint8)
@@ -129,5 +130,6 @@ def test_blocks_of_another_type_or_shape_are_refused(kernels: Kernels) -> None:
     narrow = random_blocks(GgmlType.Q4_1, 16, 32, np.random.default_rng(0))
     with pytest.raises(ValueError, match="shape"):
         matrix.take(GgmlBlocks(GgmlType.Q4_1, narrow))
-    with pytest.raises(ValueError, match="no whole number"):
-        PackedMatrix(kernels, GgmlType.Q4_1, 16, 40)
+    for ggml_type in (GgmlType.Q4_1, GgmlType.BF16):
+        with pytest.raises(ValueError, match="no whole number"):
+            PackedMatrix(kernels, ggml_type, 16, 40)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagewire.engine_config import (
     AttentionConfig,
@@ -45,10 +46,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", tiny_models.VARIANTS["qwen2"]),
     "qwen3": ("qwen3", tiny_models.VARIANTS["qwen3"]),
 }
-TYPES = [("Q4_0", "Q4_1"), ("Q8_0", "Q4_0"), ("Q5_0", "Q8_0")]
+TYPES = [
+    *[("Q4_0", "Q4_1"), ("Q8_0", "Q4_0"), ("Q5_0", "Q8_0")],
+    *[("BF16", "BF16"), ("F16", "Q8_0"), ("Q4_1", "F16")],
+]
 K_TYPES = [("Q4_0", "Q6_K"), ("Q8_0", "Q4_K"), ("Q4_1", "Q5_K"), ("Q4_K", "Q6_K")]
 K_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 """Whose rows are whole blocks of 256."""
+
+
+@pytest.fixture(autouse=True)
+def plain_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without products of bfloat16, which 16-bit weights would be left to."""
+    monkeypatch.setattr(packed_build, "multiplies_bfloat16", lambda: False)
 
 
 def write(
@@ -131,6 +141,38 @@ def test_k_types_beside_others(
     check_logits(write(tmp_path, "llama", linear_type, vocabulary_type, **sizes), 160)
 
 
+def write_folder(directory: Path, dtype: torch.dtype, **fields: Any) -> Path:
+    """A Hugging Face folder, all of whose tensors have this type."""
+    tiny_models.write_tiny_model(directory, initializer_range=SPREAD, **fields)
+    path = directory / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(path).items()}, path)
+    return directory
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", ["multi-query, tied", "qwen2", "qwen3"])
+def test_16_bit_weights_of_a_folder(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+    _, fields = VARIANTS[variant]
+    check_logits(write_folder(tmp_path / "model", dtype, **fields), 160)
+
+
+def test_a_processor_that_multiplies_bfloat16_takes_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_build, "multiplies_bfloat16", lambda: True)
+    assert is_packed(load(write(tmp_path, "llama", "Q4_1", "F16"), "auto"))
+    folder = write_folder(tmp_path / "model", torch.bfloat16)
+    with pytest.raises(ValueError, match="multiplies bfloat16 by itself"):
+        load(folder, "cpu")
+
+
+def test_float32_weights_keep_their_numbers_in_pytorch(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", torch.float32)
+    assert not is_packed(load(folder, "auto"))
+    with pytest.raises(ValueError, match="is F32"):
+        load(folder, "cpu")
+
+
 def check_logits(path: Path, vocab_size: int) -> None:
     packed, plain = load(path), load(path, "torch")
     assert (is_packed(packed), is_packed(plain)) == (True, False)
@@ -142,9 +184,12 @@ def check_logits(path: Path, vocab_size: int) -> None:
     assert max(differences) < LARGEST
 
 
+@pytest.mark.parametrize("linear_type", ["Q4_1", "BF16"])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_chunks_batches_and_preemption_change_no_logprob(tmp_path: Path, num_threads: int) -> None:
-    path = write(tmp_path)
+def test_chunks_batches_and_preemption_change_no_logprob(
+    tmp_path: Path, linear_type: str, num_threads: int
+) -> None:
+    path = write(tmp_path, "llama", linear_type)
     sampling = SamplingParams(temperature=0.9, seed=5, logprobs=3)
     whole = run(load(path), sampling)
     again = run(load(path, num_threads=num_threads), sampling, chunk=11, preempt_after=4)
@@ -199,7 +244,7 @@ def test_packed_weights_are_used_unless_pytorch_is_asked_for(
 
 @pytest.mark.parametrize(
     ("linear_type", "vocabulary_type", "reason"),
-    [("Q5_1", "Q8_0", "is Q5_1"), ("Q4_1", "F16", "is F16")],
+    [("Q5_1", "Q8_0", "is Q5_1"), ("Q4_1", "F32", "is F32")],
 )
 def test_types_that_are_not_packed(
     tmp_path: Path, linear_type: str, vocabulary_type: str, reason: str

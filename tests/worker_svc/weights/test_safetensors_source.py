@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pagewire.gguf import GgmlType
 from worker_svc.weights.safetensors_source import SafetensorsSource
+from worker_svc.weights.slots import TensorPart
 from worker_svc.weights.source import WeightsError
 
 
@@ -28,6 +30,38 @@ def test_tensors_are_those_that_were_saved(tmp_path: Path, dtype: torch.dtype) -
     for name, tensor in tensors.items():
         assert torch.equal(source.tensor(name), tensor)
         assert source.tensor(name).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ggml_type"),
+    [
+        (torch.float32, GgmlType.F32),
+        (torch.float16, GgmlType.F16),
+        (torch.bfloat16, GgmlType.BF16),
+        (torch.float64, None),
+    ],
+)
+def test_numbers_of_a_matrix_are_blocks_of_one(
+    tmp_path: Path, dtype: torch.dtype, ggml_type: GgmlType | None
+) -> None:
+    matrix = torch.randn(3, 4).to(dtype)
+    save_file({"a": matrix, "norm": torch.ones(4)}, write(tmp_path) / "model.safetensors")
+    source = SafetensorsSource(tmp_path)
+    assert source.ggml_type("a") is ggml_type
+    assert source.ggml_type("norm") is None and source.blocks("norm") is None
+    for part, expected in (
+        (None, matrix),
+        (TensorPart(0, 1, 2), matrix[1:]),
+        (TensorPart(1, 1, 2), matrix[:, 1:3]),
+    ):
+        blocks = source.blocks("a", part)
+        if ggml_type is None:
+            assert blocks is None
+        else:
+            assert blocks is not None and blocks.ggml_type is ggml_type
+            assert blocks.blocks.shape == (*expected.shape, dtype.itemsize)
+            found = torch.from_numpy(blocks.blocks.copy()).view(dtype).view(expected.shape)
+            assert torch.equal(found, expected)
 
 
 def test_shards_are_found_through_the_index(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ EXPORT int32_t pw_linear(const Kernels *kernels, Matrix matrix, const float *inp
     const int64_t groups = int64_t{matrix.columns} / kGroup * kTokens * blocks;
     std::vector<int16_t> codes(groups * kGroup);
     std::vector<float> scales(groups), sums(groups);
-    Activations activations{codes.data(), scales.data(), sums.data(), num_tokens};
+    Activations activations{input,         matrix.columns, codes.data(),
+                            scales.data(), sums.data(),    num_tokens};
     for (int32_t token = 0; token < num_tokens; ++token)
       kernels->quantize(input + int64_t{token} * matrix.columns, matrix.columns, token,
                         activations);

@@ -12,9 +12,13 @@ constexpr int kKeyTile = 64;    // keys that a query reduces at a time, from pos
 constexpr int kMaxTokens = 128; // tokens of one matrix product
 constexpr int kTokens = 4;      // for which a group of weights is unpacked at once
 
-enum Kind : int32_t { kQ4 = 0, kQ8 = 1, kQ4K = 2, kQ5K = 3, kQ6K = 4 };
+enum Kind : int32_t { kQ4 = 0, kQ8 = 1, kQ4K = 2, kQ5K = 3, kQ6K = 4, kF16 = 5, kBF16 = 6 };
 
-// Rows of a weight matrix, `lanes` side by side. See linear.h and super_blocks.h for the layouts.
+// Matrices of 16-bit floats are multiplied with activations as they are, others with codes.
+constexpr bool is_float(int32_t kind) { return kind == kF16 || kind == kBF16; }
+
+// Rows of a weight matrix, `lanes` side by side. See linear.h, super_blocks.h and float_linear.h for
+// the layouts.
 struct Matrix {
   const uint8_t *data;
   int32_t kind;
@@ -22,9 +26,12 @@ struct Matrix {
   int32_t columns;
 };
 
-// Tokens whose activations are quantized: 16 bits, one scale for each group of a token. Those that
-// a product takes at once lie side by side, and all their groups after each other.
+// Tokens as they are and, for matrices that take them so, quantized: 16 bits, one scale for each
+// group of a token. Those that a product takes at once lie side by side, and all their groups after
+// each other.
 struct Activations {
+  const float *values; // [num_tokens] at stride
+  int64_t stride;
   int16_t *codes; // [num_tokens / kTokens, rounded up][groups][kTokens][kGroup]
   float *scales;  // the same without [kGroup]
   float *sums;    // the same, scale times the sum of the codes

@@ -8,6 +8,11 @@ namespace {
 constexpr int32_t kPiecesPerThread = 4; // of a matrix product: threads that others delay do fewer
 constexpr int32_t kTokensPerPiece = kTokens;
 
+bool takes_codes(const Linear &linear) {
+  return !std::all_of(linear.parts, linear.parts + linear.num_parts,
+                      [](const Matrix &matrix) { return is_float(matrix.kind); });
+}
+
 } // namespace
 
 Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
@@ -31,7 +36,7 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
   codes_.reset(new int16_t[groups * kGroup]);
   scales_.reset(new float[groups]);
   sums_.reset(new float[groups]);
-  input_ = Activations{codes_.get(), scales_.get(), sums_.get(), 0};
+  input_ = Activations{nullptr, 0, codes_.get(), scales_.get(), sums_.get(), 0};
 }
 
 void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
@@ -53,12 +58,12 @@ void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
 
 void Plan::logits(const float *hidden, int32_t num_rows, float *output) {
   const int32_t size = model_.hidden_size;
+  const Linear head{&model_.head, 1, nullptr};
   const Awake awake(pool_);
   for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
     const int32_t count = std::min(kMaxTokens, num_rows - begin);
-    prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size, count);
-    multiply(Linear{&model_.head, 1, nullptr}, output + int64_t{begin} * model_.head.rows,
-             model_.head.rows, false);
+    prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size, count, head);
+    multiply(head, output + int64_t{begin} * model_.head.rows, model_.head.rows, false);
   }
 }
 
@@ -74,7 +79,7 @@ void Plan::run_layer(const Layer &layer, const Pages &pages, const Step &step, c
   const int32_t size = model_.hidden_size, inner = model_.intermediate_size;
   const int32_t count = tile.end - tile.begin;
   float *residual = hidden + int64_t{tile.begin} * size;
-  prepare(residual, size, layer.input_norm, size, count);
+  prepare(residual, size, layer.input_norm, size, count, layer.qkv);
   multiply(layer.qkv, qkv_.get(), qkv_size_, false);
   place_queries(layer, pages, step, tile);
   Queries queries{};
@@ -86,22 +91,29 @@ void Plan::run_layer(const Layer &layer, const Pages &pages, const Step &step, c
   queries.window = layer.window;
   queries.scale = model_.scale;
   attention_.run(pages, step, tile.items, queries, tile.begin);
-  prepare(attended_.get(), query_size_, nullptr, query_size_, count);
+  prepare(attended_.get(), query_size_, nullptr, query_size_, count, layer.output);
   multiply(layer.output, residual, size, true);
-  prepare(residual, size, layer.output_norm, size, count);
+  prepare(residual, size, layer.output_norm, size, count, layer.gate_up);
   multiply(layer.gate_up, gate_up_.get(), 2 * inner, false);
+  const bool has_codes = takes_codes(layer.down);
+  input_.values = gate_up_.get();
+  input_.stride = 2LL * inner;
   each_token(count, [&](int32_t token) {
     float *gate = gate_up_.get() + int64_t{token} * 2 * inner;
     kernels_.swiglu(gate, gate + inner, inner);
-    kernels_.quantize(gate, inner, token, input_);
+    if (has_codes) kernels_.quantize(gate, inner, token, input_);
   });
   multiply(layer.down, residual, size, true);
 }
 
-// Quantizes tokens for the next product, with a norm before it if there is one.
+// Makes tokens ready for the next product, with a norm before it if there is one.
 void Plan::prepare(const float *input, int64_t stride, const float *norm, int32_t size,
-                   int32_t count) {
+                   int32_t count, const Linear &next) {
+  const bool has_codes = takes_codes(next);
+  input_.values = norm ? normed_.get() : input;
+  input_.stride = norm ? size : stride;
   input_.num_tokens = count;
+  if (!norm && !has_codes) return;
   each_token(count, [&](int32_t token) {
     const float *values = input + token * stride;
     if (norm) {
@@ -109,7 +121,7 @@ void Plan::prepare(const float *input, int64_t stride, const float *norm, int32_
       kernels_.rms_norm(values, norm, model_.eps, size, normed);
       values = normed;
     }
-    kernels_.quantize(values, size, token, input_);
+    if (has_codes) kernels_.quantize(values, size, token, input_);
   });
 }
 

@@ -93,7 +93,8 @@ private:
   void embed(const Step &step, float *hidden);
   void run_layer(const Layer &layer, const Pages &pages, const Step &step, const Tile &tile,
                  float *hidden);
-  void prepare(const float *input, int64_t stride, const float *norm, int32_t size, int32_t count);
+  void prepare(const float *input, int64_t stride, const float *norm, int32_t size, int32_t count,
+               const Linear &next);
   void multiply(const Linear &linear, float *output, int64_t stride, bool adds);
   void place_queries(const Layer &layer, const Pages &pages, const Step &step, const Tile &tile);
   template <typename Function> void each_token(int32_t count, Function function);

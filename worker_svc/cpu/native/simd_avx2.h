@@ -26,6 +26,10 @@ inline Vector magnitude(Vector a) { return _mm256_andnot_ps(splat(-0.0f), a); }
 inline Vector load_half(const uint16_t *p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 }
+inline Vector load_bfloat(const uint16_t *p) {
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+}
 inline Vector load_bytes(const int8_t *p) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));

@@ -26,6 +26,10 @@ inline Vector magnitude(Vector a) { return _mm512_abs_ps(a); }
 inline Vector load_half(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
 }
+inline Vector load_bfloat(const uint16_t *p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
 inline Vector load_bytes(const int8_t *p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
