@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peers.suite import ENVIRONMENTS, Suite
+from benchmarks.peers.suite import ENVIRONMENTS, HF_MODEL, Suite
 
 LLAMA_SERVER = ENVIRONMENTS / "llama.cpp" / "bin" / "llama-server"
 VLLM = ENVIRONMENTS / "vllm" / "bin" / "python"
@@ -55,14 +55,14 @@ class Peer:
         return "not installed: python -m benchmarks.peers.environments"
 
 
-def _ours(name: str, *flags: str, reads_folders: bool = True) -> Peer:
+def _ours(name: str, *flags: str, reads_folders: bool = True, takes_folder: bool = False) -> Peer:
     def command(port: int, suite: Suite) -> list[str]:
         return [
             sys.executable,
             "-m",
             "pagewire.cli",
             "serve",
-            f"--model={suite.gguf or suite.folder}",
+            f"--model={suite.folder if takes_folder else suite.gguf or suite.folder}",
             f"--served-model-name={suite.model_name}",
             f"--http-port={port}",
             "--grpc-port=0",
@@ -72,7 +72,8 @@ def _ours(name: str, *flags: str, reads_folders: bool = True) -> Peer:
             *flags,
         ]
 
-    return Peer(name, command, reads_folders=reads_folders, is_ours=True)
+    needs = (HF_MODEL,) if takes_folder else ()
+    return Peer(name, command, needs, reads_folders=reads_folders, is_ours=True)
 
 
 def _vllm(dtype: str) -> Command:
@@ -148,7 +149,7 @@ SIMULATED = _ours("simulated", "--device=sim", "--sim-step-time-us=30000")
 PEERS = (
     _ours("pagewire"),
     _ours("pagewire n-gram", "--speculative-method=ngram", reads_folders=False),
-    _ours("pagewire bf16", "--dtype=bfloat16", reads_folders=False),
+    _ours("pagewire bf16", reads_folders=False, takes_folder=True),
     Peer(
         "llama.cpp Q4_1",
         _llama_cpp,

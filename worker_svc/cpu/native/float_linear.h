@@ -90,12 +90,21 @@ void multiply_float_block(const Matrix &matrix, const Activations &input, const 
     }
   }
   // Of bounds that are known: sums that could be any would lie in memory.
+  const int first = row_group * kLanes;
+  if (count == kRows && first + kRows * kLanes <= matrix.rows && !output.bias && !output.adds) {
+    float *out = output.data + token * output.stride + first;
+#pragma GCC unroll 6
+    for (int t = 0; t < kCount; ++t, out += output.stride)
+#pragma GCC unroll 2
+      for (int r = 0; r < kRows; ++r) store(out + r * kLanes, sums[r][t]);
+    return;
+  }
 #pragma GCC unroll 2
   for (int r = 0; r < kRows; ++r) {
     if (r >= count) return;
 #pragma GCC unroll 6
     for (int t = 0; t < kCount; ++t)
-      finish(matrix, output, (row_group + r) * kLanes, token + t, sums[r][t]);
+      finish(matrix, output, first + r * kLanes, token + t, sums[r][t]);
   }
 }
 

@@ -6,6 +6,7 @@ namespace pagewire {
 namespace {
 
 constexpr int32_t kPiecesPerThread = 4; // of a matrix product: threads that others delay do fewer
+constexpr int32_t kMostPairs = 64;      // of a piece: who is done waits for the last one
 constexpr int32_t kTokensPerPiece = kTokens;
 
 bool takes_codes(const Linear &linear) {
@@ -131,7 +132,8 @@ void Plan::multiply(const Linear &linear, float *output, int64_t stride, bool ad
   auto pairs_of = [&](const Matrix &matrix) { return (matrix.rows + pair_rows - 1) / pair_rows; };
   int32_t num_pairs = 0;
   for (int32_t i = 0; i < linear.num_parts; ++i) num_pairs += pairs_of(linear.parts[i]);
-  const int32_t pieces = std::min(num_pairs, kPiecesPerThread * pool_.num_threads());
+  const int32_t pieces = std::min(
+      num_pairs, std::max(kPiecesPerThread * pool_.num_threads(), num_pairs / kMostPairs));
   auto piece = [&](int32_t index, int32_t) {
     // Of the pairs from that of the present matrix on.
     auto begin = static_cast<int32_t>(int64_t{num_pairs} * index / pieces);
