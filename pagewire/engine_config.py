@@ -46,7 +46,8 @@ class ModelConfig:
     """Longest sequence in tokens, prompt and output together. Default: what the model was made
     for."""
     dtype: Dtype = "auto"
-    """Type of weights and activations. `auto`: bfloat16, or float32 where that is faster."""
+    """Type of weights and activations. `auto`: bfloat16, or float32 where that is faster; on a CPU
+    the bits of the file where --attention-backend cpu can run it."""
     max_logprobs: int = 20
     """Most logprobs that a request may ask for, at most 256."""
     batch_invariant: bool = False
@@ -272,8 +273,9 @@ class AttentionConfig:
 
     attention_backend: Literal["auto", "torch", "xformers", "cpu"] = "auto"
     """`torch`: plain PyTorch operations. `xformers`: its paged kernels; on a CPU only for tests,
-    with TRITON_INTERPRET=1 in the worker's environment. `cpu`: kernels in C++ that run a GGUF
-    model's packed weights, too. `auto`: xformers on CUDA; cpu where it can, else torch."""
+    with TRITON_INTERPRET=1 in the worker's environment. `cpu`: kernels in C++ that run a model's
+    packed weights, too, of a GGUF file or of 16 bits. `auto`: xformers on CUDA; cpu where it can
+    and PyTorch is not as quick, else torch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,20 +230,25 @@ def _one_a_process(
 async def _all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at the same time; the first failure ends the others and is raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    errors: list[BaseException] = []
     if not tasks:
         return []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        errors = [error for task in tasks if task.done() and (error := task.exception())]
-        if errors:
-            # What no other try can mend says more than that a peer was not there.
-            raise min(errors, key=lambda error: isinstance(error, WorkerUnavailableError))
+        failure = _failure_of(tasks)
+        if failure is not None:
+            raise failure
         return [task.result() for task in tasks]
     finally:
         await cancel_and_wait(*(task for task in tasks if not task.done()))
         # What is raised leads back to this frame, which must not lead to it.
-        del tasks, errors
+        tasks, failure = [], None
+
+
+def _failure_of(tasks: Iterable[asyncio.Task[Any]]) -> BaseException | None:
+    """What says most of all that has failed; None: nothing has."""
+    errors = [error for task in tasks if task.done() and (error := task.exception())]
+    # What no other try can mend says more than that a peer was not there.
+    return min(errors, key=lambda error: isinstance(error, WorkerUnavailableError), default=None)
 
 
 def _facts_of_group(facts: Sequence[WorkerFacts]) -> WorkerFacts:

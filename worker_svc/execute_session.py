@@ -159,7 +159,12 @@ class ExecuteSession:
         finally:
             del end
         if self._stopped is not None:
-            raise self._stopped
+            raise self._take_stopped(self._stopped)
+
+    def _take_stopped(self, stopped: PagewireError) -> PagewireError:
+        """Return it to be raised, with a traceback that leads to this object, which forgets it."""
+        self._stopped = None
+        return stopped
 
     async def _read_frames(self, frames: AsyncIterator[Frame], watchdog: Watchdog) -> None:
         async for frame in frames:

@@ -28,6 +28,7 @@ def check_available(available_bytes: int, bytes_per_block: int) -> None:
 
 CPU_ADVICE = "set --quantization int8 or int4, or --dtype bfloat16, or give the worker more memory"
 PACKED_ADVICE = "use a file with fewer or smaller weights, or give the worker more memory"
+FLOATS_ADVICE = "set --quantization int8 or int4, or give the worker more memory"
 CUDA_ADVICE = (
     "set --dtype bfloat16, or --gpu-memory-utilization higher, or --tensor-parallel-size, or use "
     "a device with more memory"

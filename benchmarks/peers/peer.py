@@ -149,7 +149,9 @@ SIMULATED = _ours("simulated", "--device=sim", "--sim-step-time-us=30000")
 PEERS = (
     _ours("pagewire"),
     _ours("pagewire n-gram", "--speculative-method=ngram", reads_folders=False),
-    _ours("pagewire bf16", reads_folders=False, takes_folder=True),
+    _ours(
+        "pagewire bf16 folder", "--attention-backend=cpu", reads_folders=False, takes_folder=True
+    ),
     Peer(
         "llama.cpp Q4_1",
         _llama_cpp,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / ".venv-bench"
 HF_MODEL = ENVIRONMENTS / "smollm2-bf16"
 """The embedded model as a Hugging Face folder in bfloat16, for peers that read no GGUF file."""
-TINY_MODEL = ENVIRONMENTS / "tiny-llama"
+TINY_MODEL = ENVIRONMENTS / "tiny-llama-bf16"
 """What `benchmarks.tiny_llama` writes."""
 
 

@@ -135,10 +135,7 @@ class RetryingStream:
         pause_s = self._attempts.pause_s(cast(grpc.Call, error)) if self._may_retry else None
         if pause_s is None:
             self._may_retry = False
-            try:
-                raise error
-            finally:
-                del error  # it leads back to this frame
+            raise error
         self._pauses.wait(self._cancelled, pause_s)
         with self._lock:
             if self._cancelled.is_set():

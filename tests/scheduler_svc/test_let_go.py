@@ -11,6 +11,8 @@ from pagewire.v1 import scheduler_pb2
 from scheduler_svc.direct_client import DirectClient
 from scheduler_svc.engine_state import EngineState
 from scheduler_svc.engine_streams import EngineStreams, SchedulerIdentity
+from scheduler_svc.executor import WorkerLostError
+from scheduler_svc.worker_group import _all
 from tests.scheduler_svc.running_engine import running
 
 
@@ -49,6 +51,24 @@ async def test_a_stream_that_ends_with_an_error(how, no_collector):
         assert isinstance(serving.exception(), ServiceUnavailableError)
         del serving
         assert session() is None
+
+
+async def _fail():
+    raise WorkerLostError("lost")
+
+
+async def _wait():
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("ranks", [(_fail,), (_fail, _wait), (_wait, _fail)])
+async def test_what_a_group_of_ranks_failed_with(ranks, no_collector):
+    with pytest.raises(WorkerLostError) as caught:
+        await _all(rank() for rank in ranks)
+    failure = weakref.ref(caught.value)
+    del caught
+    await asyncio.sleep(0)  # the loop lets go of its callbacks
+    assert failure() is None
 
 
 async def test_a_direct_client_that_the_engine_lets_go_of(no_collector):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -186,6 +188,31 @@ async def test_steps_after_a_stop_are_not_run(execution: Execution) -> None:
     with pytest.raises(ServiceUnavailableError) as caught:
         await running
     assert caught.value.reason == "STREAM_ENDED_BY_WORKER"
+
+
+@pytest.mark.parametrize("how", ["stopped", "bad step"])
+async def test_a_session_that_ends_with_an_error_is_let_go_of(
+    execution: Execution, how: str
+) -> None:
+    peer = Peer()
+    session = ExecuteSession(execution, 5, WAIT_S)
+    running = asyncio.create_task(session.run(peer.stream(), peer.take))
+    assert await peer.answer() == Accepted(5)
+    gc.collect()
+    gc.disable()
+    try:
+        if how == "stopped":
+            execution.stop.set()
+        else:
+            peer.send(masks_frame(3))  # of no step
+        with pytest.raises(PagewireError):
+            await running
+        left = weakref.ref(session)
+        del session, running
+        await asyncio.sleep(0)  # the loop lets go of its callbacks
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 async def test_masks_may_come_before_their_step_runs_and_after(

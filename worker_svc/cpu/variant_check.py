@@ -103,6 +103,10 @@ def random_blocks(
 ) -> npt.NDArray[np.uint8]:
     """Blocks [rows, blocks of a row, bytes of a block]: any codes, float16 scales of about 1."""
     shape = rows, columns // ggml_type.block_weights, ggml_type.block_bytes
+    if ggml_type is GgmlType.BF16:
+        # The upper halves of float32 numbers.
+        bits = random.standard_normal((rows, columns), np.float32).view(np.uint32) >> np.uint32(16)
+        return bits.astype("<u2").view(np.uint8).reshape(shape)
     blocks = random.integers(0, 256, shape, np.uint8)
     place = halves_of(ggml_type)
     num_halves = (place.stop - place.start) // 2

@@ -19,7 +19,7 @@ from worker_svc.cpu.kernels import ARITHMETIC, Kernels, Pool
 from worker_svc.cpu.paged_attention import CpuAttentionBackend, attention_problem
 from worker_svc.cpu.variant_check import best_kernels
 from worker_svc.dtypes import multiplies_bfloat16
-from worker_svc.memory import PACKED_ADVICE, check_weights
+from worker_svc.memory import FLOATS_ADVICE, PACKED_ADVICE, check_weights
 from worker_svc.models.build import BuiltModel
 from worker_svc.models.config import LlamaConfig
 from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama, TypeOf
@@ -56,6 +56,8 @@ def choose_packed(
             raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
         return None
     choice = _choose(config, source)
+    if isinstance(choice, PackedChoice) and requested == "auto" and _is_for_pytorch(source):
+        choice = "this processor multiplies bfloat16 by itself"
     if isinstance(choice, PackedChoice):
         return choice
     if requested == "cpu":
@@ -82,7 +84,8 @@ def build_packed(
     model = PackedLlama(shape, max_model_len, kernels, pool, _types(choice.source))
     slots = model.weight_slots()
     num_bytes = sum(slot.nbytes for slot in slots.values())
-    check_weights(num_bytes, weight_limit(), PACKED_ADVICE)
+    advice = FLOATS_ADVICE if _is_of_floats(choice.source) else PACKED_ADVICE
+    check_weights(num_bytes, weight_limit(), advice)
     load_weights(slots, choice.source, progress)
     log.info("packed_weights", used=True, variant=kernels.name, threads=pool.num_threads)
     # Variants give the same bits.
@@ -113,7 +116,7 @@ def _choose(config: EngineConfig, source: WeightSource) -> PackedChoice | str:
     shape = read_shape(source.config, config.model.model_impl)
     if not implementation.is_own or not isinstance(shape, LlamaConfig):
         return f"architecture {implementation.architecture} has no module of our own"
-    problem = _shape_problem(shape, config.cache.block_size) or _type_problem(source)
+    problem = _shape_problem(shape, config.cache.block_size) or _type_problem(source, shape)
     if problem is not None:
         return problem
     kernels = best_kernels()
@@ -143,18 +146,30 @@ def _shape_problem(shape: LlamaConfig, block_size: int) -> str | None:
     return attention_problem(shape.head_dim, block_size)
 
 
-def _type_problem(source: WeightSource) -> str | None:
+def _type_problem(source: WeightSource, shape: LlamaConfig) -> str | None:
     """Tensors that are missing are the loader's to name."""
-    names = [
+    for name in _matrices(source):
+        found = source.ggml_type(name)
+        if found not in KINDS and not (name == HEAD and shape.tie_word_embeddings):
+            known = ", ".join(kind.name for kind in KINDS)
+            kind = "of a type of its own" if found is None else found.name
+            return f"{name} is {kind}, packed are {known}"
+    return None
+
+
+def _is_for_pytorch(source: WeightSource) -> bool:
+    """Whether PyTorch's products of bfloat16 are there for all of it."""
+    return multiplies_bfloat16() and _is_of_floats(source)
+
+
+def _is_of_floats(source: WeightSource) -> bool:
+    return all(source.ggml_type(name) in FLOATS for name in _matrices(source))
+
+
+def _matrices(source: WeightSource) -> list[str]:
+    """Names of what would be packed."""
+    return [
         name
         for name in sorted(source.names())
         if name.endswith("_proj.weight") or name in (EMBEDDING, HEAD)
     ]
-    types = [source.ggml_type(name) for name in names]
-    for name, found in zip(names, types, strict=True):
-        if found not in KINDS:
-            known = ", ".join(kind.name for kind in KINDS)
-            return f"{name} is {'no matrix' if found is None else found.name}, packed are {known}"
-    if all(found in FLOATS for found in types) and multiplies_bfloat16():
-        return "this processor multiplies bfloat16 by itself"
-    return None

@@ -22,6 +22,7 @@ import torch
 from pagewire.gguf import GgmlType
 from worker_svc.models.hf_files import read_generation_config, read_model_config
 from worker_svc.quantization.forms import GgmlBlocks
+from worker_svc.weights.gguf_parts import cut_blocks
 from worker_svc.weights.mapped_file import MappedFile
 from worker_svc.weights.safetensors_index import check_index, read_index, weight_files
 from worker_svc.weights.slots import TensorPart
@@ -102,17 +103,15 @@ class SafetensorsSource:
         return self.tensor(name).narrow(part.dim, part.start, part.size)
 
     def ggml_type(self, name: str) -> GgmlType | None:
-        ggml_type = _GGML_TYPES.get(self._tensors[name].dtype)
-        return ggml_type if len(self.shape(name)) == 2 else None
+        return _GGML_TYPES.get(self._tensors[name].dtype)
 
     def blocks(self, name: str, part: TensorPart | None = None) -> GgmlBlocks | None:
         ggml_type = self.ggml_type(name)
         if ggml_type is None:
             return None
-        tensor = self.tensor(name) if part is None else self.part(name, part)
         # Single numbers are blocks of one.
-        data = tensor.contiguous().view(torch.uint8).numpy()
-        return GgmlBlocks(ggml_type, data.reshape(*tensor.shape, ggml_type.block_bytes))
+        blocks = cut_blocks(self._tensors[name].data, self.shape(name), ggml_type, part)
+        return None if blocks is None else GgmlBlocks(ggml_type, blocks)
 
     def stored_bytes(self, name: str) -> memoryview:
         return self._tensors[name].data.data

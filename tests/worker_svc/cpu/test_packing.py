@@ -51,7 +51,7 @@ def test_rows_come_back_as_the_file_has_them(
 @TYPES
 @SHAPES
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 33])
-def test_a_product_of_codes_is_that_with_rounded_activations(
+def test_a_product_is_that_of_what_is_read(
     kernels: Kernels, ggml_type: GgmlType, rows: int, num_blocks: int, num_tokens: int
 ) -> None:
     matrix, weights = make(kernels, ggml_type, rows, num_blocks)

@@ -27,7 +27,7 @@ from worker_svc import loaded_model
 from worker_svc.memory_budget import CpuBudget
 from worker_svc.model_runner import ModelRunner
 from worker_svc.models import packed_build
-from worker_svc.models.packed_llama import PackedLlama
+from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama
 from worker_svc.weights.gguf_source import GgufSource
 from worker_svc.weights.source import WeightsError, WeightSource
 
@@ -162,8 +162,28 @@ def test_a_processor_that_multiplies_bfloat16_takes_pytorch(
     monkeypatch.setattr(packed_build, "multiplies_bfloat16", lambda: True)
     assert is_packed(load(write(tmp_path, "llama", "Q4_1", "F16"), "auto"))
     folder = write_folder(tmp_path / "model", torch.bfloat16)
-    with pytest.raises(ValueError, match="multiplies bfloat16 by itself"):
-        load(folder, "cpu")
+    assert not is_packed(load(folder, "auto"))
+    assert is_packed(load(folder, "cpu")), "asked for by name"
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_head_in_float32_beside_16_bits(tmp_path: Path, is_tied: bool) -> None:
+    folder = write_folder(tmp_path / "model", torch.bfloat16, tie_word_embeddings=is_tied)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    # Under a tied embedding nobody reads it.
+    save_file({**tensors, HEAD: tensors[EMBEDDING].float()}, path)
+    runner = load(folder, "auto")
+    assert is_packed(runner) is is_tied
+    digests = {
+        each._require_loaded().info.weights_digest for each in (runner, load(folder, "torch"))
+    }
+    assert len(digests) == (2 if is_tied else 1)
+
+
+def test_float64_weights_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="of a type of its own"):
+        load(write_folder(tmp_path / "model", torch.float64), "cpu")
 
 
 def test_float32_weights_keep_their_numbers_in_pytorch(tmp_path: Path) -> None:
@@ -293,6 +313,9 @@ def test_weights_that_do_not_fit_say_what_helps(
         load(write(tmp_path))
     # They have neither another type nor another quantization.
     assert "--quantization" not in caught.value.message
+    folder = write_folder(tmp_path / "model", torch.bfloat16)
+    with pytest.raises(FailedPreconditionError, match="are missing; set --quantization"):
+        load(folder)
 
 
 def test_a_token_that_is_not_in_the_vocabulary_fails_its_step(tmp_path: Path) -> None:

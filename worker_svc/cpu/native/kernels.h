@@ -15,7 +15,7 @@ constexpr int kTokens = 4;      // for which a group of weights is unpacked at o
 enum Kind : int32_t { kQ4 = 0, kQ8 = 1, kQ4K = 2, kQ5K = 3, kQ6K = 4, kF16 = 5, kBF16 = 6 };
 
 // Matrices of 16-bit floats are multiplied with activations as they are, others with codes.
-constexpr bool is_float(int32_t kind) { return kind == kF16 || kind == kBF16; }
+static constexpr bool is_float(int32_t kind) { return kind == kF16 || kind == kBF16; }
 
 // Rows of a weight matrix, `lanes` side by side. See linear.h, super_blocks.h and float_linear.h for
 // the layouts.

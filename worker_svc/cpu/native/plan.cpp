@@ -133,7 +133,7 @@ void Plan::multiply(const Linear &linear, float *output, int64_t stride, bool ad
   int32_t num_pairs = 0;
   for (int32_t i = 0; i < linear.num_parts; ++i) num_pairs += pairs_of(linear.parts[i]);
   const int32_t pieces = std::min(
-      num_pairs, std::max(kPiecesPerThread * pool_.num_threads(), num_pairs / kMostPairs));
+      num_pairs, std::max(kPiecesPerThread * pool_.num_threads(), (num_pairs + kMostPairs - 1) / kMostPairs));
   auto piece = [&](int32_t index, int32_t) {
     // Of the pairs from that of the present matrix on.
     auto begin = static_cast<int32_t>(int64_t{num_pairs} * index / pieces);
