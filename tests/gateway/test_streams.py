@@ -48,11 +48,15 @@ async def test_a_cancel_beside_a_failure_leaves_no_exception_unseen() -> None:
 
 async def test_a_failure_leads_back_to_nothing() -> None:
     """Else all that a lost stream held would wait for the collector."""
+
+    async def go_on() -> None:
+        await asyncio.Event().wait()
+
     gc.collect()
     gc.disable()
     try:
         with pytest.raises(StreamLostError) as caught:
-            await run_until_one_ends(_fail(asyncio.Event()), asyncio.sleep(3600))
+            await run_until_one_ends(_fail(asyncio.Event()), go_on())
         reference = weakref.ref(caught.value)
         del caught
         await asyncio.sleep(0)  # the loop lets go of its callbacks
