@@ -56,7 +56,7 @@ def choose_packed(
             raise ValueError("attention_backend cpu runs on CPUs alone: use auto")
         return None
     choice = _choose(config, source)
-    if isinstance(choice, PackedChoice) and requested == "auto" and _is_for_pytorch(source):
+    if isinstance(choice, PackedChoice) and requested == "auto" and _is_for_pytorch(choice):
         choice = "this processor multiplies bfloat16 by itself"
     if isinstance(choice, PackedChoice):
         return choice
@@ -84,7 +84,7 @@ def build_packed(
     model = PackedLlama(shape, max_model_len, kernels, pool, _types(choice.source))
     slots = model.weight_slots()
     num_bytes = sum(slot.nbytes for slot in slots.values())
-    advice = FLOATS_ADVICE if _is_of_floats(choice.source) else PACKED_ADVICE
+    advice = FLOATS_ADVICE if _is_of_floats(choice) else PACKED_ADVICE
     check_weights(num_bytes, weight_limit(), advice)
     load_weights(slots, choice.source, progress)
     log.info("packed_weights", used=True, variant=kernels.name, threads=pool.num_threads)
@@ -148,28 +148,28 @@ def _shape_problem(shape: LlamaConfig, block_size: int) -> str | None:
 
 def _type_problem(source: WeightSource, shape: LlamaConfig) -> str | None:
     """Tensors that are missing are the loader's to name."""
-    for name in _matrices(source):
+    for name in _matrices(source, shape):
         found = source.ggml_type(name)
-        if found not in KINDS and not (name == HEAD and shape.tie_word_embeddings):
+        if found not in KINDS:
             known = ", ".join(kind.name for kind in KINDS)
             kind = "of a type of its own" if found is None else found.name
             return f"{name} is {kind}, packed are {known}"
     return None
 
 
-def _is_for_pytorch(source: WeightSource) -> bool:
+def _is_for_pytorch(choice: PackedChoice) -> bool:
     """Whether PyTorch's products of bfloat16 are there for all of it."""
-    return multiplies_bfloat16() and _is_of_floats(source)
+    return multiplies_bfloat16() and _is_of_floats(choice)
 
 
-def _is_of_floats(source: WeightSource) -> bool:
-    return all(source.ggml_type(name) in FLOATS for name in _matrices(source))
+def _is_of_floats(choice: PackedChoice) -> bool:
+    source = choice.source
+    return all(source.ggml_type(name) in FLOATS for name in _matrices(source, choice.shape))
 
 
-def _matrices(source: WeightSource) -> list[str]:
-    """Names of what would be packed."""
+def _matrices(source: WeightSource, shape: LlamaConfig) -> list[str]:
+    """Names of what would be packed; nobody reads a head beside a tied embedding."""
+    others = {EMBEDDING} if shape.tie_word_embeddings else {EMBEDDING, HEAD}
     return [
-        name
-        for name in sorted(source.names())
-        if name.endswith("_proj.weight") or name in (EMBEDDING, HEAD)
+        name for name in sorted(source.names()) if name.endswith("_proj.weight") or name in others
     ]

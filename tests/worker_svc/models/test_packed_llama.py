@@ -167,7 +167,9 @@ def test_a_processor_that_multiplies_bfloat16_takes_pytorch(
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_a_head_in_float32_beside_16_bits(tmp_path: Path, is_tied: bool) -> None:
+def test_a_head_in_float32_beside_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tied: bool
+) -> None:
     folder = write_folder(tmp_path / "model", torch.bfloat16, tie_word_embeddings=is_tied)
     path = folder / "model.safetensors"
     tensors = load_file(path)
@@ -175,6 +177,9 @@ def test_a_head_in_float32_beside_16_bits(tmp_path: Path, is_tied: bool) -> None
     save_file({**tensors, HEAD: tensors[EMBEDDING].float()}, path)
     runner = load(folder, "auto")
     assert is_packed(runner) is is_tied
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_build, "multiplies_bfloat16", lambda: True)
+        assert not is_packed(load(folder, "auto"))
     digests = {
         each._require_loaded().info.weights_digest for each in (runner, load(folder, "torch"))
     }
