@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 
 _THRESHOLDS = (5_000, 20, 20)
-"""Each call over gRPC leaves a cycle of seven objects with what they hold, more than a kilobyte.
+"""Each call over gRPC leaves a cycle of five objects with what they hold, about a kilobyte.
 
-With 20,000 up to 4 MiB of it waited in a gateway, a twentieth of all its memory.
+With 20,000 some MiB of it waited in a gateway, a twentieth of all its memory.
 """
 
 
