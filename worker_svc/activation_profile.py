@@ -35,9 +35,10 @@ class ProfiledModel(Protocol):
     min_rows: int
 
     def forward(self, inputs: StepInputs) -> torch.Tensor: ...
-    def logits(
+    def sampling_states(
         self, inputs: StepInputs, hidden: torch.Tensor
     ) -> tuple[list[BatchRow], torch.Tensor]: ...
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @torch.inference_mode()
@@ -118,5 +119,6 @@ class _Peaks:
 
 def sample_dummy(model: ProfiledModel, dummy: DummyStep, hidden: torch.Tensor) -> None:
     """Logits and tokens of a dummy step's rows, upon `hidden` [num_tokens, hidden_size]."""
-    rows, logits = model.logits(dummy.inputs, hidden)
+    rows, states = model.sampling_states(dummy.inputs, hidden)
+    logits = model.compute_logits(states)
     sample_rows(model.sampler, dummy.batch.sampling, dummy.step, rows, logits, no_masks)

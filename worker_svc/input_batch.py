@@ -102,30 +102,22 @@ class InputBatch:
             min_tokens: A step of fewer tokens is padded to this many.
         """
         ordered = sorted(rows, key=_batch_order)
-        counts = np.array([row.num_tokens for row in ordered])
-        query_start_loc = np.concatenate(([0], np.cumsum(counts)))
-        starts = np.array([row.start for row in ordered])
-        # Position of a token: its place in the step, shifted from its row's offset to its start.
-        positions = np.arange(query_start_loc[-1]) + np.repeat(
-            starts - query_start_loc[:-1], counts
-        )
-        block_tables = self._block_tables(ordered)
-        row_of_token = np.repeat(np.arange(len(ordered)), counts)
-        blocks = block_tables[row_of_token, positions // self._block_size]
-        token_ids = [row.state.token_ids[row.start : row.end] for row in ordered]
-        padding = (0, max(0, min_tokens - len(positions)))
+        if ordered[-1].num_tokens == 1:
+            tokens = _tokens_of_single_rows(ordered)
+        else:
+            tokens = _tokens_of_any_rows(ordered)
+        block_tables, positions = self._block_tables(ordered), tokens.positions
+        blocks = block_tables[tokens.rows, positions // self._block_size]
+        slot_mapping = blocks * self._block_size + positions % self._block_size
+        num_padding = max(0, min_tokens - len(positions))
         return StepInputs(
             rows=ordered,
-            token_ids=np.pad(np.concatenate(token_ids, dtype=np.int64), padding),
-            positions=np.pad(positions, padding),
-            slot_mapping=np.pad(
-                blocks * self._block_size + positions % self._block_size,
-                padding,
-                constant_values=PADDING_SLOT,
-            ),
+            token_ids=_padded(tokens.token_ids, num_padding, 0),
+            positions=_padded(positions, num_padding, 0),
+            slot_mapping=_padded(slot_mapping, num_padding, PADDING_SLOT),
             block_tables=block_tables,
-            query_start_loc=query_start_loc.tolist(),
-            num_single_rows=int((counts == 1).sum()),
+            query_start_loc=tokens.query_start_loc,
+            num_single_rows=tokens.num_single_rows,
         )
 
     def advance(self, rows: Sequence[BatchRow]) -> None:
@@ -195,6 +187,52 @@ class InputBatch:
         for table, row, num_blocks in zip(tables, rows, used, strict=True):
             table[:num_blocks] = row.state.block_ids[:num_blocks]
         return tables
+
+
+@dataclass(frozen=True, slots=True)
+class _StepTokens:
+    """The tokens of a step; arrays are [num_tokens] int64."""
+
+    token_ids: Ints
+    positions: Ints
+    rows: Ints
+    """Index of each token's row."""
+    query_start_loc: list[int]
+    num_single_rows: int
+
+
+def _tokens_of_any_rows(rows: Sequence[BatchRow]) -> _StepTokens:
+    counts = np.array([row.num_tokens for row in rows])
+    query_start_loc = np.concatenate(([0], np.cumsum(counts)))
+    starts = np.array([row.start for row in rows])
+    # Position of a token: its place in the step, shifted from its row's offset to its start.
+    shifts = np.repeat(starts - query_start_loc[:-1], counts)
+    token_ids = [row.state.token_ids[row.start : row.end] for row in rows]
+    return _StepTokens(
+        token_ids=np.concatenate(token_ids, dtype=np.int64),
+        positions=np.arange(query_start_loc[-1]) + shifts,
+        rows=np.repeat(np.arange(len(rows)), counts),
+        query_start_loc=query_start_loc.tolist(),
+        num_single_rows=int((counts == 1).sum()),
+    )
+
+
+def _tokens_of_single_rows(rows: Sequence[BatchRow]) -> _StepTokens:
+    """The same, of rows of one token each, which most steps have: with less work."""
+    num_rows = len(rows)
+    return _StepTokens(
+        token_ids=np.array([row.state.token_ids[row.start] for row in rows], dtype=np.int64),
+        positions=np.array([row.start for row in rows], dtype=np.int64),
+        rows=np.arange(num_rows),
+        query_start_loc=list(range(num_rows + 1)),
+        num_single_rows=num_rows,
+    )
+
+
+def _padded(values: Ints, num_padding: int, value: int) -> Ints:
+    if not num_padding:
+        return values
+    return np.pad(values, (0, num_padding), constant_values=value)
 
 
 def _batch_order(row: BatchRow) -> tuple[bool, int]:

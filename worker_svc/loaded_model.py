@@ -24,13 +24,14 @@ from worker_svc.graphs.choice import GraphBackendFactory, choose_graph_backend
 from worker_svc.graphs.runner import GraphBackend, GraphRunner
 from worker_svc.graphs.sizes import GraphSizes
 from worker_svc.input_batch import StepInputs
-from worker_svc.models.base import CausalModel
+from worker_svc.models.base import CausalModel, ChoosesGreedily
 from worker_svc.models.build import BuiltModel, build_model
 from worker_svc.models.packed_build import build_packed, choose_packed
 from worker_svc.parallel.groups import ParallelGroups
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.base import StepSampler
 from worker_svc.sampler.device_sampler import DeviceSampler
+from worker_svc.sampler.metadata import Float32s, Ints
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import ModelInfo, ProgressCallback
 from worker_svc.step_tensors import StepTensors
@@ -60,6 +61,8 @@ class LoadedModel:
         self.sampler = sampler
         self.make_graph_backend = make_graph_backend
         """Makes what records graphs; None: none are recorded."""
+        self.chooses_greedily = isinstance(model, ChoosesGreedily)
+        """Whether `choose_greedily` may be called: logits need not be written for it."""
         self.graphs: GraphRunner | None = None
         """Over the KV cache that there is."""
         # On a CPU the same numbers are promised in float32 whatever the batch.
@@ -97,12 +100,12 @@ class LoadedModel:
         attention = self.backend.begin_step(tensors.attention)
         return self.model(tensors.token_ids, tensors.positions, attention)
 
-    def logits(
+    def sampling_states(
         self, inputs: StepInputs, hidden: torch.Tensor
     ) -> tuple[list[BatchRow], torch.Tensor]:
-        """The rows that sample, and logits of their last known token and of each of their drafts.
+        """The rows that sample, and the states of their last known token and each of their drafts.
 
-        Logits are [num_sampling_rows + num_drafts, vocab_size] float32, row after row.
+        States are [num_sampling_rows + num_drafts, hidden_size], row after row.
         """
         places = [place for place, row in enumerate(inputs.rows) if row.samples]
         rows = [inputs.rows[place] for place in places]
@@ -111,8 +114,8 @@ class LoadedModel:
             end = inputs.query_start_loc[place + 1]
             tokens.extend(range(end - 1 - row.num_drafts, end))
         if tokens == list(range(len(tokens))):
-            return rows, self.compute_logits(hidden[: len(tokens)])
-        return rows, self.compute_logits(hidden[put_list(tokens, self.device)])
+            return rows, hidden[: len(tokens)]
+        return rows, hidden[put_list(tokens, self.device)]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [num_rows, vocab_size] float32; fewer rows than the GEMM needs are filled up."""
@@ -120,6 +123,12 @@ class LoadedModel:
         if 0 < num_rows < self.min_rows:
             hidden = hidden[[*range(num_rows), *[0] * (self.min_rows - num_rows)]]
         return self.model.compute_logits(hidden)[:num_rows]
+
+    def choose_greedily(self, hidden: torch.Tensor) -> tuple[Ints, Float32s]:
+        """See `ChoosesGreedily`."""
+        if not isinstance(self.model, ChoosesGreedily):
+            raise TypeError("this model writes its logits")
+        return self.model.choose_greedily(hidden)
 
     def _module(self) -> nn.Module:
         if not isinstance(self.model, nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -34,7 +35,7 @@ from worker_svc.step import (
     SchedulerOutput,
     StepTimings,
 )
-from worker_svc.step_sampling import make_output, sample_rows
+from worker_svc.step_sampling import append_largest, make_output, sample_rows, want_largest
 
 log = get_logger("worker_svc.model_runner")
 
@@ -202,12 +203,18 @@ class ModelRunner:
             return make_output(scheduler_output.step, rows, {}, clock.timings())
         with region("logits"):
             gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler)
-            sampling, logits = loaded.logits(inputs, hidden)
+            sampling, states = loaded.sampling_states(inputs, hidden)
+            table = self._batch.sampling
+            if loaded.chooses_greedily and want_largest(table, scheduler_output, sampling):
+                take = partial(append_largest, table, sampling, *loaded.choose_greedily(states))
+            else:
+                logits = loaded.compute_logits(states)
+                take = partial(
+                    sample_rows, loaded.sampler, table, scheduler_output, sampling, logits, masks
+                )
         clock.forward_done()
         with region("sample"):
-            sampled = sample_rows(
-                loaded.sampler, self._batch.sampling, scheduler_output, sampling, logits, masks
-            )
+            sampled = take()
         if self._tokens is not None:
             self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())

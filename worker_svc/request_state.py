@@ -72,6 +72,13 @@ class RequestState:
         self.put_drafts(token_ids)
         self.num_tokens += len(token_ids)
 
+    def append_token(self, token_id: int) -> None:
+        """What `append_tokens` does, for the one token that most steps give."""
+        if self.num_tokens == len(self.token_ids):
+            self.token_ids = _with_room(self.token_ids, self.num_tokens + 1)
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+
     def append_sampled(self, token_ids: Sequence[int]) -> None:
         """Sampled tokens, at least one; those before the last one are drafts, computed already."""
         self.append_tokens(token_ids)
@@ -89,11 +96,11 @@ class RequestState:
         self.num_blocks += len(block_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make, for each row of each step
 class BatchRow:
     """One scheduled request of a step: tokens [start, start + num_tokens) of its sequence.
 
-    The last `num_drafts` of them are drafts, which follow all known tokens.
+    The last `num_drafts` of them are drafts, which follow all known tokens. Never changed.
     """
 
     state: RequestState

@@ -19,7 +19,8 @@ from worker_svc.prompt_logprobs import take_prompt_logprobs
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.base import StepSampler
 from worker_svc.sampler.grammar import MaskedRows
-from worker_svc.sampler.metadata import SamplerOutput, TokenLogprobs
+from worker_svc.sampler.metadata import Float32s, Ints, SamplerOutput, TokenLogprobs
+from worker_svc.sampler.sampler import row_failures
 from worker_svc.sampler.table import SamplingTable
 from worker_svc.sampler.verification import count_verified
 from worker_svc.step import (
@@ -32,9 +33,9 @@ from worker_svc.step import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make, for each row of each step
 class SampledRow:
-    """What one row got: no token, one, or several with drafts."""
+    """What one row got: no token, one, or several with drafts. Never changed."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
@@ -73,11 +74,40 @@ def sample_rows(
         index: row.draft_token_ids.tolist() for index, row in enumerate(rows) if row.num_drafts
     }
     batch = table.gather([row.state.slot for row in rows], drafts)
-    sampled = _take_tokens(rows, sampler.sample(logits, batch, masked))
-    given = [row.state for row in rows if row.state.handle in sampled]
-    table.append(
-        [state.slot for state in given], [sampled[state.handle].token_ids for state in given]
-    )
+    return _append(table, rows, sampler.sample(logits, batch, masked))
+
+
+def want_largest(table: SamplingTable, step: SchedulerOutput, rows: Sequence[BatchRow]) -> bool:
+    """Whether all rows want the token of their largest logit, and nothing else of their logits."""
+    return not step.masked_handles and table.are_plain([row.state.slot for row in rows])
+
+
+def append_largest(
+    table: SamplingTable, rows: Sequence[BatchRow], token_ids: Ints, largest: Float32s
+) -> dict[int, SampledRow]:
+    """What `sample_rows` does, for rows that want the tokens of their largest logits.
+
+    Args:
+        table: Sampling state of the requests.
+        rows: Those that sample.
+        token_ids: [sum of the rows' places], of the largest logits.
+        largest: The same, those logits: NaN where a place has any.
+    """
+    if len(token_ids) == len(rows) and np.isfinite(largest).all():
+        return _append_one_each(table, rows, token_ids.tolist())
+    failures = row_failures(largest < np.inf, largest == -np.inf)
+    return _append(table, rows, SamplerOutput(token_ids, failures, [None] * len(token_ids)))
+
+
+def _append_one_each(
+    table: SamplingTable, rows: Sequence[BatchRow], token_ids: Sequence[int]
+) -> dict[int, SampledRow]:
+    """Most steps: no row has drafts, none fails, and none wants logprobs."""
+    sampled, no_logprobs = {}, (None,)
+    for row, token_id in zip(rows, token_ids, strict=True):
+        row.state.append_token(token_id)
+        sampled[row.state.handle] = SampledRow((token_id,), no_logprobs)
+    table.append_one_each([row.state.slot for row in rows])
     return sampled
 
 
@@ -148,6 +178,17 @@ def _places(rows: Sequence[BatchRow]) -> list[range]:
     """Each row's places in the logits."""
     bounds = accumulate((row.num_drafts + 1 for row in rows), initial=0)
     return [range(start, end) for start, end in pairwise(bounds)]
+
+
+def _append(
+    table: SamplingTable, rows: Sequence[BatchRow], output: SamplerOutput
+) -> dict[int, SampledRow]:
+    sampled = _take_tokens(rows, output)
+    given = [row.state for row in rows if row.state.handle in sampled]
+    table.append(
+        [state.slot for state in given], [sampled[state.handle].token_ids for state in given]
+    )
+    return sampled
 
 
 def _take_tokens(rows: Sequence[BatchRow], output: SamplerOutput) -> dict[int, SampledRow]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pagewire.kit.logs import get_logger
 from worker_svc.cpu.build import LIBRARY, is_supported, library_digest, sources_digest
-from worker_svc.cpu.structs import Address, Cache, Matrix, Model, Step
+from worker_svc.cpu.structs import Address, Cache, Largest, Matrix, Model, Step
 
 log = get_logger("worker_svc.cpu")
 
@@ -51,8 +51,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "pw_plan_destroy": (None, (Address,)),
     "pw_plan_forward": (Status, (Address, _POINTER(Cache), _POINTER(Step), Address)),
     "pw_plan_logits": (Status, (Address, Address, _INT, Address)),
+    "pw_plan_greedy": (Status, (Address, Address, _INT, Address, Address)),
     "pw_unpack_row": (Status, (Address, Matrix, _INT, Address)),
     "pw_linear": (Status, (Address, Matrix, Address, _INT, Address, _BOOL, Address)),
+    "pw_take_largest": (Status, (Address, Address, _INT, _INT, _POINTER(Largest))),
     "pw_rms_norm": (Status, (Address, Address, Address, _FLOAT, _INT, Address)),
     "pw_swiglu": (Status, (Address, Address, Address, _INT)),
     "pw_rotate": (Status, (Address, Address, _INT, _INT, Address, Address)),

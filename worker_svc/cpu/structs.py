@@ -18,6 +18,12 @@ class Matrix(ctypes.Structure):
     )
 
 
+class Largest(ctypes.Structure):
+    """The largest value of a row so far, and its lowest place; a NaN once there was one."""
+
+    _fields_ = (("value", ctypes.c_float), ("place", ctypes.c_int32))
+
+
 class Linear(ctypes.Structure):
     """Matrices whose rows follow each other."""
 

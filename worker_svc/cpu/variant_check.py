@@ -6,6 +6,7 @@ products and attention are compared with plain numpy; one that differs is left o
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import numpy as np
@@ -19,6 +20,7 @@ from worker_svc.cpu.block_forms import KINDS
 from worker_svc.cpu.kernels import Kernels, Pool, load_library, variants
 from worker_svc.cpu.packing import PackedMatrix
 from worker_svc.cpu.paged_attention import CpuAttentionBackend
+from worker_svc.cpu.structs import Largest
 from worker_svc.quantization.forms import GgmlBlocks
 from worker_svc.weights.dequantize import dequantize
 
@@ -55,6 +57,8 @@ def problem_of(kernels: Kernels) -> str | None:
     for ggml_type in KINDS:
         if not _multiplies(kernels, ggml_type, random):
             return f"products with {ggml_type.name}"
+    if not _finds_largest(kernels, random):
+        return "the largest of many values"
     return None if _attends(kernels, random) else "attention"
 
 
@@ -96,6 +100,27 @@ def _attends(kernels: Kernels, random: np.random.Generator) -> bool:
         if not _is_close(output.numpy(), expected[first:].astype(np.float32)):
             return False
     return True
+
+
+def _finds_largest(kernels: Kernels, random: np.random.Generator) -> bool:
+    # Few values, so that many are equal; the sizes leave a rest behind whole vectors.
+    given = [random.integers(-5, 5, count).astype(np.float32) for count in (1, 31, 64, 100, 163)]
+    return all(
+        largest_of(kernels, values) == (float(values.max()), int(values.argmax()))
+        for values in given
+    ) and np.isnan(largest_of(kernels, np.append(given[-1], np.float32(np.nan)))[0])
+
+
+def largest_of(kernels: Kernels, values: Floats, pieces: int = 2) -> tuple[float, int]:
+    """The largest of values [any number] and its lowest place, looked at piece by piece."""
+    best, first = Largest(-np.inf, 0), 0
+    for piece in np.array_split(np.ascontiguousarray(values), pieces):
+        address = piece.ctypes.data
+        kernels.native.pw_take_largest(
+            kernels.handle, address, len(piece), first, ctypes.byref(best)
+        )
+        first += len(piece)
+    return best.value, best.place
 
 
 def random_blocks(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from worker_svc.attention.base import AttentionSpec, StepAttention
+from worker_svc.sampler.metadata import Float32s, Ints
 
 
 class CausalModel(Protocol):
@@ -36,3 +37,18 @@ class CausalModel(Protocol):
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Weights; those that layers share come once."""
+
+
+@runtime_checkable
+class ChoosesGreedily(Protocol):
+    """A model that finds the likeliest tokens and writes no logits for it."""
+
+    def choose_greedily(self, hidden: torch.Tensor) -> tuple[Ints, Float32s]:
+        """The lowest token id of the largest logit of each row, and that logit, without the logits.
+
+        Args:
+            hidden: [num_rows, hidden_size], hidden states of the model.
+
+        Returns:
+            [num_rows] each; the logit is NaN, and the id means nothing, where any of the row is.
+        """

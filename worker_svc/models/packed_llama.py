@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,6 +23,7 @@ from worker_svc.cpu.paged_attention import CpuStepAttention
 from worker_svc.cpu.structs import Layer, Linear, Matrix, Model
 from worker_svc.layers.rotary import RotaryEmbedding
 from worker_svc.models.config import LlamaConfig
+from worker_svc.sampler.metadata import Float32s, Ints
 from worker_svc.weights.slots import SlotTarget
 
 TypeOf = Callable[[str], GgmlType]
@@ -214,6 +216,24 @@ class PackedLlama(nn.Module):
             self._plan, hidden.data_ptr(), num_rows, self._logits.data_ptr()
         )
         return self._logits[:num_rows]
+
+    def choose_greedily(self, hidden: torch.Tensor) -> tuple[Ints, Float32s]:
+        """The lowest token id of the largest logit of each row, and that logit, without the logits.
+
+        Returns:
+            [num_rows] each; the logit is NaN, and the id means nothing, where any of the row is.
+        """
+        num_rows, hidden = len(hidden), hidden.contiguous()
+        token_ids = np.empty(num_rows, dtype=np.int64)
+        largest = np.empty(num_rows, dtype=np.float32)
+        self._kernels.native.pw_plan_greedy(
+            self._plan,
+            hidden.data_ptr(),
+            num_rows,
+            token_ids.ctypes.data,
+            largest.ctypes.data,
+        )
+        return token_ids, largest
 
     def weight_slots(self) -> dict[str, SlotTarget]:
         """Checkpoint tensor name (Hugging Face's) to what it fills."""

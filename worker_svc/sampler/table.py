@@ -98,6 +98,12 @@ class SamplingTable:
         self._thinking.pop(slot, None)
         self._free_slots.append(slot)
 
+    def are_plain(self, slots: Sequence[int]) -> bool:
+        """Whether the requests in these slots are greedy, and want nothing but tokens."""
+        if not self._thinking.keys().isdisjoint(slots):
+            return False
+        return not self._columns["needs"][slots].any()
+
     def append(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """Counts new output tokens.
 
@@ -114,6 +120,10 @@ class SamplingTable:
                 processors.append(tokens)
             if (thinking := self._thinking.get(slot)) is not None:
                 thinking.append(tokens)
+
+    def append_one_each(self, slots: Sequence[int]) -> None:
+        """Counts a new output token of each of `slots`, all of them plain: see `are_plain`."""
+        self._columns["num_outputs"][slots] += 1
 
     def gather(
         self, slots: Sequence[int], drafts: Mapping[int, Sequence[int]] | None = None

@@ -16,9 +16,16 @@ MANY = 12
 class WrongForSome:
     """The library, but with nothing done where a kernel has so many tokens."""
 
-    def __init__(self, native: Any, *, linear: range = range(0), attend: range = range(0)) -> None:
+    def __init__(
+        self,
+        native: Any,
+        *,
+        linear: range = range(0),
+        attend: range = range(0),
+        largest: range = range(0),
+    ) -> None:
         self._native = native
-        self._linear, self._attend = linear, attend
+        self._linear, self._attend, self._largest = linear, attend, largest
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
@@ -26,6 +33,10 @@ class WrongForSome:
     def pw_linear(self, *arguments: Any) -> None:
         if arguments[3] not in self._linear:
             self._native.pw_linear(*arguments)
+
+    def pw_take_largest(self, *arguments: Any) -> None:
+        if arguments[2] not in self._largest:
+            self._native.pw_take_largest(*arguments)
 
     def pw_attend(self, *arguments: Any) -> None:
         if cast(arguments[4], POINTER(Step)).contents.num_tokens not in self._attend:
@@ -37,6 +48,13 @@ def test_products_of_many_tokens_are_looked_at(kernels: Kernels) -> None:
     problem = problem_of(replace(kernels, native=native))
     assert problem is not None
     assert problem.startswith("products")
+
+
+def test_the_search_of_the_largest_value_is_looked_at(kernels: Kernels) -> None:
+    native = WrongForSome(kernels.native, largest=range(32, 1000))
+    problem = problem_of(replace(kernels, native=native))
+    assert problem is not None
+    assert problem.startswith("the largest")
 
 
 def test_attention_of_few_queries_is_looked_at(kernels: Kernels) -> None:

@@ -83,6 +83,10 @@ EXPORT int32_t pw_plan_forward(Plan *plan, const Cache *cache, const Step *step,
 EXPORT int32_t pw_plan_logits(Plan *plan, const float *hidden, int32_t num_rows, float *output) {
   return guarded([&] { plan->logits(hidden, num_rows, output); });
 }
+EXPORT int32_t pw_plan_greedy(Plan *plan, const float *hidden, int32_t num_rows,
+                              int64_t *token_ids, float *largest) {
+  return guarded([&] { plan->greedy(hidden, num_rows, token_ids, largest); });
+}
 
 // Single kernels, for tests and for the check of a variant.
 
@@ -106,6 +110,11 @@ EXPORT int32_t pw_linear(const Kernels *kernels, Matrix matrix, const float *inp
     const int32_t end = (matrix.rows + kernels->lanes - 1) / kernels->lanes;
     kernels->multiply(matrix, activations, 0, end, Output{out, matrix.rows, bias, adds});
   });
+}
+
+EXPORT int32_t pw_take_largest(const Kernels *kernels, const float *values, int32_t count,
+                               int32_t first, Largest *best) {
+  return guarded([&] { kernels->take_largest(values, count, first, *best); });
 }
 
 EXPORT int32_t pw_rms_norm(const Kernels *kernels, const float *input, const float *weight,

@@ -70,6 +70,12 @@ struct Queries {
   float scale;
 };
 
+// The largest value of a row so far, and its lowest place; a NaN once there was one.
+struct Largest {
+  float value;
+  int32_t place;
+};
+
 struct Kernels {
   const char *name;
   int32_t lanes;
@@ -95,6 +101,8 @@ struct Kernels {
   // Floats of scratch memory that attend needs.
   int64_t (*scratch_floats)(int32_t num_queries, int32_t head_dim);
   void (*attend)(const Pages &pages, const Queries &queries, float *scratch);
+  // Takes in values at places from `first` on, which lie behind those before.
+  void (*take_largest)(const float *values, int32_t count, int32_t first, Largest &best);
 };
 
 } // namespace pagewire

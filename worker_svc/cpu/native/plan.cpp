@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "pieces.h"
+
 namespace pagewire {
 namespace {
 
-constexpr int32_t kPiecesPerThread = 4; // of a matrix product: threads that others delay do fewer
-constexpr int32_t kMostPairs = 64;      // of a piece: who is done waits for the last one
 constexpr int32_t kTokensPerPiece = kTokens;
 
 bool takes_codes(const Linear &linear) {
@@ -19,7 +19,8 @@ bool takes_codes(const Linear &linear) {
 Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
     : kernels_(kernels), pool_(pool), model_(model),
       layers_(model.layers, model.layers + model.num_layers),
-      attention_(kernels, pool, model.num_heads / model.num_kv_heads, model.head_dim) {
+      attention_(kernels, pool, model.num_heads / model.num_kv_heads, model.head_dim),
+      greedy_head_(kernels, pool, model.head) {
   for (Layer &layer : layers_)
     for (Linear *linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
       parts_.emplace_back(linear->parts, linear->parts + linear->num_parts);
@@ -58,13 +59,29 @@ void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
 }
 
 void Plan::logits(const float *hidden, int32_t num_rows, float *output) {
-  const int32_t size = model_.hidden_size;
   const Linear head{&model_.head, 1, nullptr};
+  each_head_tile(hidden, num_rows, head, [&](int32_t begin) {
+    multiply(head, output + int64_t{begin} * model_.head.rows, model_.head.rows, false);
+  });
+}
+
+void Plan::greedy(const float *hidden, int32_t num_rows, int64_t *token_ids, float *largest) {
+  const Linear head{&model_.head, 1, nullptr};
+  each_head_tile(hidden, num_rows, head, [&](int32_t begin) {
+    greedy_head_.run(input_, token_ids + begin, largest + begin);
+  });
+}
+
+// Makes rows ready for the head's product, as many at a time as it takes.
+template <typename Function>
+void Plan::each_head_tile(const float *hidden, int32_t num_rows, const Linear &head,
+                          Function function) {
+  const int32_t size = model_.hidden_size;
   const Awake awake(pool_);
   for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
-    const int32_t count = std::min(kMaxTokens, num_rows - begin);
-    prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size, count, head);
-    multiply(head, output + int64_t{begin} * model_.head.rows, model_.head.rows, false);
+    prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size,
+            std::min(kMaxTokens, num_rows - begin), head);
+    function(begin);
   }
 }
 
@@ -132,8 +149,7 @@ void Plan::multiply(const Linear &linear, float *output, int64_t stride, bool ad
   auto pairs_of = [&](const Matrix &matrix) { return (matrix.rows + pair_rows - 1) / pair_rows; };
   int32_t num_pairs = 0;
   for (int32_t i = 0; i < linear.num_parts; ++i) num_pairs += pairs_of(linear.parts[i]);
-  const int32_t pieces = std::min(
-      num_pairs, std::max(kPiecesPerThread * pool_.num_threads(), (num_pairs + kMostPairs - 1) / kMostPairs));
+  const int32_t pieces = num_pieces(num_pairs, pool_.num_threads());
   auto piece = [&](int32_t index, int32_t) {
     // Of the pairs from that of the present matrix on.
     auto begin = static_cast<int32_t>(int64_t{num_pairs} * index / pieces);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "greedy_head.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -84,6 +85,8 @@ public:
   Plan(const Kernels &kernels, Pool &pool, const Model &model);
   void forward(const Cache &cache, const Step &step, float *hidden);
   void logits(const float *hidden, int32_t num_rows, float *output);
+  // Of each row the lowest token id with the largest logit, and that logit; see GreedyHead.
+  void greedy(const float *hidden, int32_t num_rows, int64_t *token_ids, float *largest);
 
 private:
   struct Tile {
@@ -98,6 +101,9 @@ private:
   void multiply(const Linear &linear, float *output, int64_t stride, bool adds);
   void place_queries(const Layer &layer, const Pages &pages, const Step &step, const Tile &tile);
   template <typename Function> void each_token(int32_t count, Function function);
+  template <typename Function>
+  void each_head_tile(const float *hidden, int32_t num_rows, const Linear &head,
+                      Function function);
 
   const Kernels &kernels_;
   Pool &pool_;
@@ -105,6 +111,7 @@ private:
   std::vector<Layer> layers_;
   std::vector<std::vector<Matrix>> parts_;
   Attention attention_;
+  GreedyHead greedy_head_;
   int32_t qkv_size_, query_size_;
   std::vector<Tile> tiles_;
   std::unique_ptr<float[]> qkv_, attended_, gate_up_, normed_;

@@ -47,6 +47,16 @@ inline float sum_of(const Vector (&parts)[kParts]) {
 inline bool is_zero(Vector v) {
   return _mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_UQ)) == 0;
 }
+inline bool any_equal(Vector a, Vector b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) != 0;
+}
+// A flag of each lane.
+using Flags = __m256;
+inline Flags no_flags() { return _mm256_setzero_ps(); }
+inline Flags or_unordered(Flags flags, Vector a, Vector b) {
+  return _mm256_or_ps(flags, _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+}
+inline bool is_any(Flags flags) { return _mm256_movemask_ps(flags) != 0; }
 inline float lanes_max(Vector v) {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));

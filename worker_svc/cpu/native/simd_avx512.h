@@ -49,6 +49,14 @@ inline float sum_of(const Vector (&parts)[kParts]) {
 inline bool is_zero(Vector v) {
   return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ) == 0;
 }
+inline bool any_equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) != 0; }
+// A flag of each lane.
+using Flags = __mmask16;
+inline Flags no_flags() { return 0; }
+inline Flags or_unordered(Flags flags, Vector a, Vector b) {
+  return flags | _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q);
+}
+inline bool is_any(Flags flags) { return flags != 0; }
 inline float lanes_max(Vector v) { return _mm512_reduce_max_ps(v); }
 inline Vector round_nearest(Vector v) {
   return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "attention.h"
 #include "kernels.h"
+#include "largest.h"
 #include "matrix.h"
 
 namespace pagewire {
@@ -22,7 +23,8 @@ constexpr Kernels make_kernels(const char *name) {
                  write_kv,
                  swiglu,
                  scratch_floats,
-                 attend};
+                 attend,
+                 take_largest};
 }
 
 } // namespace
