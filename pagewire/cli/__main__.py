@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagewire import __version__
-from pagewire.kit import garbage
+from pagewire.kit import garbage, grpc_loop
 from pagewire.kit.first_signals import end_on_sigterm
 from pagewire.kit.plain_text import one_line
 
@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return its exit code."""
     end_on_sigterm()
     garbage.make_rare()
+    grpc_loop.take_older()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help", "help"):
