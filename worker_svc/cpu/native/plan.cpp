@@ -9,6 +9,17 @@ namespace {
 
 constexpr int32_t kTokensPerPiece = kTokens;
 
+// Multiplications for which more threads gain more than waking them takes from whoever else has
+// work for the other cores.
+constexpr int64_t kAloneProducts = 8 << 20;
+
+int64_t num_weights(const Linear &linear) {
+  int64_t count = 0;
+  for (int32_t i = 0; i < linear.num_parts; ++i)
+    count += int64_t{linear.parts[i].rows} * linear.parts[i].columns;
+  return count;
+}
+
 bool takes_codes(const Linear &linear) {
   return !std::all_of(linear.parts, linear.parts + linear.num_parts,
                       [](const Matrix &matrix) { return is_float(matrix.kind); });
@@ -23,6 +34,7 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
       greedy_head_(kernels, pool, model.head) {
   for (Layer &layer : layers_)
     for (Linear *linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      layer_weights_ += num_weights(*linear);
       parts_.emplace_back(linear->parts, linear->parts + linear->num_parts);
       linear->parts = parts_.back().data();
     }
@@ -42,7 +54,7 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
 }
 
 void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
-  const Awake awake(pool_);
+  const Awake awake(pool_, layer_weights_ * step.num_tokens > kAloneProducts);
   tiles_.resize((int64_t{step.num_tokens} + kMaxTokens - 1) / kMaxTokens);
   for (size_t i = 0; i < tiles_.size(); ++i) {
     Tile &tile = tiles_[i];
@@ -77,7 +89,7 @@ template <typename Function>
 void Plan::each_head_tile(const float *hidden, int32_t num_rows, const Linear &head,
                           Function function) {
   const int32_t size = model_.hidden_size;
-  const Awake awake(pool_);
+  const Awake awake(pool_, num_weights(head) * num_rows > kAloneProducts);
   for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
     prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size,
             std::min(kMaxTokens, num_rows - begin), head);

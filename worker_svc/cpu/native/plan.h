@@ -110,6 +110,7 @@ private:
   Model model_;
   std::vector<Layer> layers_;
   std::vector<std::vector<Matrix>> parts_;
+  int64_t layer_weights_ = 0; // of all layers
   Attention attention_;
   GreedyHead greedy_head_;
   int32_t qkv_size_, query_size_;

@@ -63,10 +63,12 @@ private:
   std::vector<std::thread> threads_;
 };
 
-// Threads are awake as long as it lives.
+// Threads are awake as long as it lives; if they are not wanted, the caller does all the work.
 class Awake {
 public:
-  explicit Awake(Pool &pool) : pool_(pool) { pool_.wake(); }
+  explicit Awake(Pool &pool, bool is_wanted = true) : pool_(pool) {
+    if (is_wanted) pool_.wake();
+  }
   ~Awake() { pool_.rest(); }
   Awake(const Awake &) = delete;
   Awake &operator=(const Awake &) = delete;
