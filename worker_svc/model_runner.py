@@ -167,12 +167,12 @@ class ModelRunner:
         return self._loaded.info
 
     @ends_if_lost
-    @torch.inference_mode()
     def execute(
         self, scheduler_output: SchedulerOutput, masks: MaskSource = no_masks
     ) -> ModelRunnerOutput:
         try:
-            return self._execute(scheduler_output, masks)
+            with torch.inference_mode():
+                return self._execute(scheduler_output, masks)
         except torch.AcceleratorError:
             raise  # the process ends, and its connections with it
         except BaseException:

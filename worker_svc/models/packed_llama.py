@@ -192,11 +192,7 @@ class PackedLlama(nn.Module):
         """
         if not isinstance(attention, CpuStepAttention):
             raise TypeError("a packed model has the attention backend cpu")
-        lowest, highest = (int(value) for value in torch.aminmax(token_ids))
-        if lowest < 0 or highest >= self.config.vocab_size:
-            raise IndexError(f"token ids {lowest} to {highest} are not all in the vocabulary")
-        if len(positions) != len(token_ids) or int(positions.amax()) >= len(self.rotary.cos):
-            raise IndexError("a position is past max_model_len")
+        self._check(token_ids.numpy(), positions.numpy())
         num_tokens = attention.num_tokens
         self._hidden = _grown(self._hidden, num_tokens, self.config.hidden_size)
         step = attention.struct(token_ids, positions)
@@ -244,6 +240,13 @@ class PackedLlama(nn.Module):
         if not self.config.tie_word_embeddings:
             slots[HEAD] = self.head
         return slots
+
+    def _check(self, token_ids: Ints, positions: Ints) -> None:
+        lowest, highest = token_ids.min(), token_ids.max()
+        if lowest < 0 or highest >= self.config.vocab_size:
+            raise IndexError(f"token ids {lowest} to {highest} are not all in the vocabulary")
+        if len(positions) != len(token_ids) or positions.max() >= len(self.rotary.cos):
+            raise IndexError("a position is past max_model_len")
 
     def _packed_layers(self) -> Iterator[PackedLayer]:
         for layer in self.layers:
