@@ -6,6 +6,10 @@ import os
 
 from hypothesis import settings
 
+from pagewire.kit import grpc_loop
+
+# As all services have it. Set before anything imports gRPC.
+grpc_loop.take_older()
 # How long an example takes says nothing about whether it is right, on a busy machine least of all.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -24,14 +24,13 @@ from worker_svc.graphs.choice import GraphBackendFactory, choose_graph_backend
 from worker_svc.graphs.runner import GraphBackend, GraphRunner
 from worker_svc.graphs.sizes import GraphSizes
 from worker_svc.input_batch import StepInputs
-from worker_svc.models.base import CausalModel, ChoosesGreedily
+from worker_svc.models.base import CausalModel, ChooseGreedily, ChoosesGreedily
 from worker_svc.models.build import BuiltModel, build_model
 from worker_svc.models.packed_build import build_packed, choose_packed
 from worker_svc.parallel.groups import ParallelGroups
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.base import StepSampler
 from worker_svc.sampler.device_sampler import DeviceSampler
-from worker_svc.sampler.metadata import Float32s, Ints
 from worker_svc.sampler.sampler import Sampler
 from worker_svc.step import ModelInfo, ProgressCallback
 from worker_svc.step_tensors import StepTensors
@@ -61,8 +60,10 @@ class LoadedModel:
         self.sampler = sampler
         self.make_graph_backend = make_graph_backend
         """Makes what records graphs; None: none are recorded."""
-        self.chooses_greedily = isinstance(model, ChoosesGreedily)
-        """Whether `choose_greedily` may be called: logits need not be written for it."""
+        self.choose_greedily: ChooseGreedily | None = (
+            model.choose_greedily if isinstance(model, ChoosesGreedily) else None
+        )
+        """See `ChoosesGreedily`; None: tokens are chosen from logits alone."""
         self.graphs: GraphRunner | None = None
         """Over the KV cache that there is."""
         # On a CPU the same numbers are promised in float32 whatever the batch.
@@ -123,12 +124,6 @@ class LoadedModel:
         if 0 < num_rows < self.min_rows:
             hidden = hidden[[*range(num_rows), *[0] * (self.min_rows - num_rows)]]
         return self.model.compute_logits(hidden)[:num_rows]
-
-    def choose_greedily(self, hidden: torch.Tensor) -> tuple[Ints, Float32s]:
-        """See `ChoosesGreedily`."""
-        if not isinstance(self.model, ChoosesGreedily):
-            raise TypeError("this model writes its logits")
-        return self.model.choose_greedily(hidden)
 
     def _module(self) -> nn.Module:
         if not isinstance(self.model, nn.Module):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -35,7 +34,7 @@ from worker_svc.step import (
     SchedulerOutput,
     StepTimings,
 )
-from worker_svc.step_sampling import append_largest, make_output, sample_rows, want_largest
+from worker_svc.step_sampling import make_output, prepare_sampling
 
 log = get_logger("worker_svc.model_runner")
 
@@ -204,17 +203,12 @@ class ModelRunner:
         with region("logits"):
             gather_prompt_logprobs(inputs, hidden, loaded.compute_logits, loaded.sampler)
             sampling, states = loaded.sampling_states(inputs, hidden)
-            table = self._batch.sampling
-            if loaded.chooses_greedily and want_largest(table, scheduler_output, sampling):
-                take = partial(append_largest, table, sampling, *loaded.choose_greedily(states))
-            else:
-                logits = loaded.compute_logits(states)
-                take = partial(
-                    sample_rows, loaded.sampler, table, scheduler_output, sampling, logits, masks
-                )
+            sample = prepare_sampling(
+                loaded, self._batch.sampling, scheduler_output, sampling, states, masks
+            )
         clock.forward_done()
         with region("sample"):
-            sampled = take()
+            sampled = sample()
         if self._tokens is not None:
             self._tokens.send(sampling, sampled)
         return make_output(scheduler_output.step, rows, sampled, clock.timings())

@@ -1,20 +1,24 @@
-"""From the logits of a step to its output: grammar masks, sampling, verification, columns.
+"""From the last hidden states of a step to its output: masks, sampling, verification, columns.
 
-Owns which place of the logits belongs to which row: a row with k drafts has k + 1 places, side by
-side, every other row one. All places go through one call of the sampler. Knows nothing of models
-and blocks. Called by the model runner.
+Owns which place of the states, and of their logits, belongs to which row: a row with k drafts has
+k + 1 places, side by side, every other row one. All places go through one call of the sampler, or,
+where all rows want no more than the token of their largest logit, to a model that finds it without
+logits. Knows nothing of layers and blocks. Called by the model runner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from worker_svc.grammar_masks import Bitmasks, MaskSource
+from worker_svc.models.base import ChooseGreedily
 from worker_svc.prompt_logprobs import take_prompt_logprobs
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.base import StepSampler
@@ -40,6 +44,42 @@ class SampledRow:
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs | None]
     """One for each token."""
+
+
+class Head(Protocol):
+    """What chooses tokens from hidden states."""
+
+    sampler: StepSampler
+    choose_greedily: ChooseGreedily | None
+    """See `ChoosesGreedily`; None: tokens are chosen from logits alone."""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+def prepare_sampling(
+    head: Head,
+    table: SamplingTable,
+    step: SchedulerOutput,
+    rows: Sequence[BatchRow],
+    states: torch.Tensor,
+    masks: MaskSource,
+) -> Callable[[], dict[int, SampledRow]]:
+    """Do the model's part of choosing tokens; what is returned does the rest, see `sample_rows`.
+
+    Args:
+        head: The model's.
+        table: Sampling state of the requests.
+        step: The step that computed the rows.
+        rows: Those that sample.
+        states: [sum of the rows' places, hidden_size].
+        masks: See `sample_rows`.
+    """
+    is_plain = not step.masked_handles and table.are_plain([row.state.slot for row in rows])
+    if is_plain and head.choose_greedily is not None:
+        token_ids, largest = head.choose_greedily(states)
+        return partial(append_largest, table, rows, token_ids, largest)
+    logits = head.compute_logits(states)
+    return partial(sample_rows, head.sampler, table, step, rows, logits, masks)
 
 
 def sample_rows(
@@ -75,11 +115,6 @@ def sample_rows(
     }
     batch = table.gather([row.state.slot for row in rows], drafts)
     return _append(table, rows, sampler.sample(logits, batch, masked))
-
-
-def want_largest(table: SamplingTable, step: SchedulerOutput, rows: Sequence[BatchRow]) -> bool:
-    """Whether all rows want the token of their largest logit, and nothing else of their logits."""
-    return not step.masked_handles and table.are_plain([row.state.slot for row in rows])
 
 
 def append_largest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,7 +41,8 @@ def measure(
         more_starts: How often each is started again, for the time that it takes.
         logs: Folder for what the servers say.
         say: Gets a line of progress.
-        keep: Gets what there is after each round, which a run that is interrupted leaves.
+        keep: Gets what there is after each round, which a run that is interrupted leaves; memory
+            comes after the last one.
     """
     results = Results(
         machine=describe_machine(),
@@ -112,13 +114,12 @@ def _look_at_memory(
 ) -> None:
     """Ask everything once more, untimed: whoever looks takes time from whoever is looked at."""
     for server in servers:
-        server.is_watched = True
         for workload in workloads:
             try:
-                server.measure(workload, time.time_ns() % 2**31)
-            except _START_ERRORS as exc:
+                with server.watched():
+                    server.measure(workload, time.time_ns() % 2**31)
+            except (*_START_ERRORS, subprocess.TimeoutExpired) as exc:
                 results.missing[f"{server.peer.name}, memory in {workload.name}"] = str(exc)
-        server.is_watched = False
         results.max_pss_gb[server.peer.name] = server.max_pss_bytes / 1e9
 
 

@@ -47,8 +47,7 @@ class Running:
         """From the start of its process to its first token."""
         self.max_pss_bytes = 0
         """Of all its processes, shared pages divided among those that share them."""
-        self.is_watched = True
-        """Its memory is looked at, which takes tens of milliseconds: not while a run is timed."""
+        self._is_watched = False
         self._process = process
         self._is_ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch_memory, daemon=True)
@@ -122,7 +121,6 @@ class Running:
         else:
             self._poll(began_s + self.peer.start_timeout_s)
         self.first_token_s = time.perf_counter() - began_s
-        self.is_watched = False
 
     def _poll(self, until_s: float) -> None:
         body: dict[str, Any] = {"model": self.model, "max_tokens": 1}
@@ -146,9 +144,24 @@ class Running:
 
     def _watch_memory(self) -> None:
         while not self._is_ended.wait(_MEMORY_POLL_S):
-            if not self.is_watched:
-                continue
-            self.max_pss_bytes = max(self.max_pss_bytes, _pss_bytes(self._process.pid))
+            if self._is_watched:
+                self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        self.max_pss_bytes = max(self.max_pss_bytes, _pss_bytes(self._process.pid))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at its memory meanwhile and at the end.
+
+        A look takes tens of milliseconds from whoever is looked at: not while a run is timed.
+        """
+        self._is_watched = True
+        try:
+            yield
+            self._look_at_memory()
+        finally:
+            self._is_watched = False
 
     def end(self) -> None:
         """End all its processes, and wait for the first of them."""

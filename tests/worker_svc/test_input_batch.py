@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from pagewire.sampling_params import SamplingParams
-from worker_svc.input_batch import InputBatch, StepError
+from worker_svc.input_batch import (
+    PADDING_SLOT,
+    InputBatch,
+    StepError,
+    _tokens_of_any_rows,
+    _tokens_of_single_rows,
+)
 from worker_svc.step import NewRequest, SchedulerOutput
 
 BLOCK_SIZE = 4
@@ -175,3 +181,21 @@ def test_long_requests_grow_and_keep_their_tokens_and_blocks() -> None:
         batch.advance([row])
     assert row.state.token_ids[3:2000].tolist() == list(range(3, 2000))
     assert np.array_equal(row.state.block_ids[:500], blocks[:500])
+
+
+def test_rows_of_one_token_are_like_any_others(batch: InputBatch) -> None:
+    news = [make_new(1, 6, [7, 3]), make_new(2, 2, [5]), make_new(3, 9, [1, 2, 4])]
+    batch.advance(batch.update(SchedulerOutput(1, news, [1, 2, 3], [5, 1, 8])))
+    rows = batch.update(SchedulerOutput(2, (), [1, 2, 3], [1, 1, 1]))
+    ordered = batch.make_inputs(rows).rows
+    singles, others = _tokens_of_single_rows(ordered), _tokens_of_any_rows(ordered)
+    for name in ("token_ids", "positions", "rows"):
+        found, expected = getattr(singles, name), getattr(others, name)
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()
+    assert singles.query_start_loc == others.query_start_loc
+    assert singles.num_single_rows == others.num_single_rows
+    padded = batch.make_inputs(rows, min_tokens=5)
+    assert padded.token_ids.tolist() == [308, 105, 201, 0, 0]
+    assert padded.positions.tolist() == [8, 5, 1, 0, 0]
+    assert padded.slot_mapping.tolist() == [16, 13, 21, PADDING_SLOT, PADDING_SLOT]

@@ -68,6 +68,7 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("cosines", Address),
         ("sines", Address),
+        ("alone_products", ctypes.c_int64),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,7 +24,7 @@ class CausalModel(Protocol):
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attention: StepAttention
     ) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden_size], which only `compute_logits` understands.
+        """Hidden states [num_tokens, hidden_size], which only the model itself understands.
 
         Args:
             token_ids: [num_tokens] int64.
@@ -37,6 +37,10 @@ class CausalModel(Protocol):
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Weights; those that layers share come once."""
+
+
+ChooseGreedily = Callable[[torch.Tensor], tuple[Ints, Float32s]]
+"""See `ChoosesGreedily.choose_greedily`."""
 
 
 @runtime_checkable

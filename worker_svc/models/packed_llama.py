@@ -28,6 +28,9 @@ from worker_svc.weights.slots import SlotTarget
 
 TypeOf = Callable[[str], GgmlType]
 """Type of a checkpoint tensor's blocks, by Hugging Face's name."""
+ALONE_PRODUCTS = 8 * 2**20
+"""Multiplications of a forward pass, or of a product with the head, that one thread does alone:
+waking others gains less than it takes from the services that have work for the other cores."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -188,11 +191,11 @@ class PackedLlama(nn.Module):
         They are overwritten by the next step.
 
         Raises:
-            IndexError: A token id is not in the vocabulary.
+            IndexError: A token id is not in the vocabulary, or a position past max_model_len.
         """
         if not isinstance(attention, CpuStepAttention):
             raise TypeError("a packed model has the attention backend cpu")
-        self._check(token_ids.numpy(), positions.numpy())
+        self._check_inputs(token_ids.numpy(), positions.numpy())
         num_tokens = attention.num_tokens
         self._hidden = _grown(self._hidden, num_tokens, self.config.hidden_size)
         step = attention.struct(token_ids, positions)
@@ -241,7 +244,7 @@ class PackedLlama(nn.Module):
             slots[HEAD] = self.head
         return slots
 
-    def _check(self, token_ids: Ints, positions: Ints) -> None:
+    def _check_inputs(self, token_ids: Ints, positions: Ints) -> None:
         lowest, highest = token_ids.min(), token_ids.max()
         if lowest < 0 or highest >= self.config.vocab_size:
             raise IndexError(f"token ids {lowest} to {highest} are not all in the vocabulary")
@@ -273,6 +276,7 @@ class PackedLlama(nn.Module):
             head=self.head.struct,
             cosines=self.rotary.cos.data_ptr(),
             sines=self.rotary.sin.data_ptr(),
+            alone_products=ALONE_PRODUCTS,
         )
         library = self._kernels.native
         plan: int = library.pw_plan_create(

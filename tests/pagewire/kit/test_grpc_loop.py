@@ -11,7 +11,7 @@ import pytest
 MODULES = ["gateway", "tokenizer_svc", "scheduler_svc", "worker_svc", "pagewire.cli"]
 OLDER = "-event_engine_listener,-event_engine_client"
 
-# Says what the environment is when gRPC is imported, or at the end where it is not.
+# Says what the environment is when gRPC is imported.
 AT_IMPORT = """
 import os, runpy, sys
 class Watch:
@@ -34,9 +34,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 def num_waits():
     total = 0
     for path in Path("/proc/self/task").iterdir():
-        if (path / "comm").read_text().startswith("event_engine"):
+        try:
+            is_grpcs = (path / "comm").read_text().startswith("event_engine")
             _, _, text = (path / "status").read_text().partition("\\nvoluntary_ctxt_switches:")
-            total += int(text.split()[0])
+        except OSError:
+            continue  # it has ended
+        total += int(text.split()[0]) if is_grpcs else 0
     return total
 async def main():
     server = grpc.aio.server()
@@ -82,5 +85,5 @@ def test_what_the_environment_says_stays() -> None:
 
 def test_the_older_loop_wakes_no_threads_of_its_own() -> None:
     older, newer = (int(run(CALLS, which)[0]) for which in ("older", "newer"))
-    assert newer > 200, "a thread for each message at least"
-    assert older < 50, "now and then one that looks at timers"
+    # Of the older one only those that look at timers now and then.
+    assert 5 * max(older, 1) < newer

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, cast
+from ctypes import POINTER, c_float, cast
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from worker_svc.cpu.kernels import Kernels
 from worker_svc.cpu.structs import Step
@@ -53,6 +55,22 @@ def test_products_of_many_tokens_are_looked_at(kernels: Kernels) -> None:
 def test_the_search_of_the_largest_value_is_looked_at(kernels: Kernels) -> None:
     native = WrongForSome(kernels.native, largest=range(32, 1000))
     problem = problem_of(replace(kernels, native=native))
+    assert problem is not None
+    assert problem.startswith("the largest")
+
+
+def test_the_search_of_a_nan_is_looked_at(kernels: Kernels) -> None:
+    class HidesNan(WrongForSome):
+        """As if vectors were not compared: a NaN is seen in the rest behind them alone."""
+
+        def pw_take_largest(self, *arguments: Any) -> None:
+            handle, address, count, *others = arguments
+            values = np.ctypeslib.as_array(cast(address, POINTER(c_float)), (count,)).copy()
+            in_vectors = count - count % (2 * kernels.lanes)
+            values[:in_vectors] = np.nan_to_num(values[:in_vectors], nan=-9.0)
+            self._native.pw_take_largest(handle, values.ctypes.data, count, *others)
+
+    problem = problem_of(replace(kernels, native=HidesNan(kernels.native)))
     assert problem is not None
     assert problem.startswith("the largest")
 

@@ -26,7 +26,7 @@ from tests.worker_svc.tiny_gguf import write_gguf
 from worker_svc import loaded_model
 from worker_svc.memory_budget import CpuBudget
 from worker_svc.model_runner import ModelRunner
-from worker_svc.models import packed_build
+from worker_svc.models import packed_build, packed_llama
 from worker_svc.models.packed_llama import EMBEDDING, HEAD, PackedLlama
 from worker_svc.weights.gguf_source import GgufSource
 from worker_svc.weights.source import WeightsError, WeightSource
@@ -59,6 +59,12 @@ K_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 def plain_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """One without products of bfloat16, which 16-bit weights would be left to."""
     monkeypatch.setattr(packed_build, "multiplies_bfloat16", lambda: False)
+
+
+@pytest.fixture(autouse=True)
+def threads_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little there is to compute: these models are tiny."""
+    monkeypatch.setattr(packed_llama, "ALONE_PRODUCTS", 0)
 
 
 def write(

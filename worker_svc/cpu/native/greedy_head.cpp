@@ -9,7 +9,6 @@ namespace pagewire {
 namespace {
 
 constexpr int32_t kLogits = 4096; // that a thread looks at while they are in its nearest cache
-constexpr int32_t kWidestLanes = 16;
 
 } // namespace
 
@@ -17,10 +16,9 @@ GreedyHead::GreedyHead(const Kernels &kernels, Pool &pool, const Matrix &head)
     : kernels_(kernels), pool_(pool), head_(head),
       group_bytes_(kernels.group_bytes(head.kind, head.columns)),
       num_pairs_((head.rows + 2 * kernels.lanes - 1) / (2 * kernels.lanes)),
-      logits_(new float[int64_t{pool.num_threads()} * kLogits]),
-      best_(int64_t{pool.num_threads()} * kMaxTokens) {
-  static_assert(kLogits >= kMaxTokens * 2 * kWidestLanes, "a pair of row groups of all tokens");
-}
+      num_logits_(std::max(kLogits, kMaxTokens * 2 * kernels.lanes)),
+      logits_(new float[int64_t{pool.num_threads()} * num_logits_]),
+      best_(int64_t{pool.num_threads()} * kMaxTokens) {}
 
 void GreedyHead::run(const Activations &input, int64_t *token_ids, float *largest) {
   const int32_t threads = pool_.num_threads();
@@ -46,9 +44,9 @@ void GreedyHead::run(const Activations &input, int64_t *token_ids, float *larges
 
 void GreedyHead::run_pairs(const Activations &input, int32_t begin, int32_t end, int32_t thread) {
   const int32_t pair_rows = 2 * kernels_.lanes;
-  float *logits = logits_.get() + int64_t{thread} * kLogits;
+  float *logits = logits_.get() + int64_t{thread} * num_logits_;
   Largest *best = best_.data() + int64_t{thread} * kMaxTokens;
-  const int32_t step = kLogits / (input.num_tokens * pair_rows);
+  const int32_t step = num_logits_ / (input.num_tokens * pair_rows);
   for (int32_t pair = begin; pair < end; pair += step) {
     const int32_t first = pair * pair_rows;
     const int32_t rows = std::min(std::min(end, pair + step) * pair_rows, head_.rows) - first;

@@ -26,6 +26,7 @@ private:
   Matrix head_;
   int64_t group_bytes_;
   int32_t num_pairs_; // of row groups, which the kernels take together
+  int32_t num_logits_; // at a time; at least those of a pair with all tokens
   std::unique_ptr<float[]> logits_; // of each thread
   std::vector<Largest> best_;       // [threads][kMaxTokens]
 };

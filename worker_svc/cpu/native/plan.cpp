@@ -9,10 +9,6 @@ namespace {
 
 constexpr int32_t kTokensPerPiece = kTokens;
 
-// Multiplications for which more threads gain more than waking them takes from whoever else has
-// work for the other cores.
-constexpr int64_t kAloneProducts = 8 << 20;
-
 int64_t num_weights(const Linear &linear) {
   int64_t count = 0;
   for (int32_t i = 0; i < linear.num_parts; ++i)
@@ -54,7 +50,7 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
 }
 
 void Plan::forward(const Cache &cache, const Step &step, float *hidden) {
-  const Awake awake(pool_, layer_weights_ * step.num_tokens > kAloneProducts);
+  const Awake awake(pool_, num_products(step) > model_.alone_products);
   tiles_.resize((int64_t{step.num_tokens} + kMaxTokens - 1) / kMaxTokens);
   for (size_t i = 0; i < tiles_.size(); ++i) {
     Tile &tile = tiles_[i];
@@ -89,12 +85,22 @@ template <typename Function>
 void Plan::each_head_tile(const float *hidden, int32_t num_rows, const Linear &head,
                           Function function) {
   const int32_t size = model_.hidden_size;
-  const Awake awake(pool_, num_weights(head) * num_rows > kAloneProducts);
+  const Awake awake(pool_, num_weights(head) * num_rows > model_.alone_products);
   for (int32_t begin = 0; begin < num_rows; begin += kMaxTokens) {
     prepare(hidden + int64_t{begin} * size, size, model_.final_norm, size,
             std::min(kMaxTokens, num_rows - begin), head);
     function(begin);
   }
+}
+
+// Multiplications of a forward pass; of attention at most so many, windows left aside.
+int64_t Plan::num_products(const Step &step) const {
+  int64_t num_keys = 0; // of all tokens
+  for (int32_t row = 0; row < step.num_rows; ++row) {
+    const int64_t begin = step.query_starts[row], end = step.query_starts[row + 1];
+    num_keys += (end - begin) * (step.positions[end - 1] + 1);
+  }
+  return layer_weights_ * step.num_tokens + 2 * num_keys * query_size_ * model_.num_layers;
 }
 
 void Plan::embed(const Step &step, float *hidden) {

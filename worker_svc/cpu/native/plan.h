@@ -36,6 +36,7 @@ struct Model {
   Matrix embedding, head;
   const float *cosines; // [max_model_len][head_dim / 2]
   const float *sines;
+  int64_t alone_products; // multiplications that the caller's thread does alone
 };
 
 struct Cache {
@@ -93,6 +94,7 @@ private:
     int32_t begin, end;
     std::vector<Item> items;
   };
+  int64_t num_products(const Step &step) const;
   void embed(const Step &step, float *hidden);
   void run_layer(const Layer &layer, const Pages &pages, const Step &step, const Tile &tile,
                  float *hidden);

@@ -2,7 +2,8 @@
 //
 // The caller takes pieces too and never waits for a thread that holds none: on a machine whose
 // cores others use as well, a thread may not run for milliseconds. Between steps threads sleep;
-// within one they spin, since a step has hundreds of pieces of work of microseconds.
+// within one that is worth waking them they spin, since a step has hundreds of pieces of work of
+// microseconds.
 #pragma once
 
 #include <atomic>
@@ -63,7 +64,8 @@ private:
   std::vector<std::thread> threads_;
 };
 
-// Threads are awake as long as it lives; if they are not wanted, the caller does all the work.
+// Threads are awake as long as it lives. If they are not wanted, the caller does all the work, but
+// for what a thread takes that has not seen yet that the work before was over.
 class Awake {
 public:
   explicit Awake(Pool &pool, bool is_wanted = true) : pool_(pool) {
