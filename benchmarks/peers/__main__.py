@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
 
 from benchmarks.peers.peer import PEERS
 from benchmarks.peers.results import Results, to_markdown
 from benchmarks.peers.rounds import measure
+from benchmarks.peers.running import end_servers_on_sigterm
 from benchmarks.peers.suite import ENVIRONMENTS, ROOT, SUITES
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not ready or not workloads:
         print(f"nothing to measure: {missing or 'no such peer or workload'}", file=sys.stderr)
         return 2
-    # Servers are ended on the way out, which SIGTERM's own way is not.
-    signal.signal(signal.SIGTERM, _end)
+    end_servers_on_sigterm()
     # It stays: the logs say why a server failed.
     logs = Path(tempfile.mkdtemp(prefix="pagewire-bench-"))
 
@@ -73,11 +71,6 @@ def _replace(file: Path, text: str) -> None:
     new = file.with_name(f"{file.name}.new")
     new.write_text(text)
     new.replace(file)
-
-
-def _end(number: int, _frame: object) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice: the way out is not cut short
-    sys.exit(128 + number)
 
 
 def _plot(file: Path) -> None:

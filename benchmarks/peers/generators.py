@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.peers.peer import SIMULATED, VLLM
-from benchmarks.peers.running import Running, running
+from benchmarks.peers.running import Running, end_servers_on_sigterm, running
 from benchmarks.peers.suite import ROOT, SUITES
 from pagewire.kit.machine import describe_machine
 
@@ -150,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(argv)
+    end_servers_on_sigterm()
     report = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": describe_machine(),
