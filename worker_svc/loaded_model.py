@@ -24,7 +24,7 @@ from worker_svc.graphs.choice import GraphBackendFactory, choose_graph_backend
 from worker_svc.graphs.runner import GraphBackend, GraphRunner
 from worker_svc.graphs.sizes import GraphSizes
 from worker_svc.input_batch import StepInputs
-from worker_svc.models.base import CausalModel, ChooseGreedily, ChoosesGreedily
+from worker_svc.models.base import CausalModel, ChoosesGreedily, GreedyChooser
 from worker_svc.models.build import BuiltModel, build_model
 from worker_svc.models.packed_build import build_packed, choose_packed
 from worker_svc.parallel.groups import ParallelGroups
@@ -60,7 +60,7 @@ class LoadedModel:
         self.sampler = sampler
         self.make_graph_backend = make_graph_backend
         """Makes what records graphs; None: none are recorded."""
-        self.choose_greedily: ChooseGreedily | None = (
+        self.choose_greedily: GreedyChooser | None = (
             model.choose_greedily if isinstance(model, ChoosesGreedily) else None
         )
         """See `ChoosesGreedily`; None: tokens are chosen from logits alone."""

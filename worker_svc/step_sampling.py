@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from worker_svc.grammar_masks import Bitmasks, MaskSource
-from worker_svc.models.base import ChooseGreedily
+from worker_svc.models.base import GreedyChooser
 from worker_svc.prompt_logprobs import take_prompt_logprobs
 from worker_svc.request_state import BatchRow
 from worker_svc.sampler.base import StepSampler
@@ -50,7 +50,7 @@ class Head(Protocol):
     """What chooses tokens from hidden states."""
 
     sampler: StepSampler
-    choose_greedily: ChooseGreedily | None
+    choose_greedily: GreedyChooser | None
     """See `ChoosesGreedily`; None: tokens are chosen from logits alone."""
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
@@ -74,9 +74,9 @@ def prepare_sampling(
         states: [sum of the rows' places, hidden_size].
         masks: See `sample_rows`.
     """
-    is_plain = not step.masked_handles and table.are_plain([row.state.slot for row in rows])
-    if is_plain and head.choose_greedily is not None:
-        token_ids, largest = head.choose_greedily(states)
+    choose = None if step.masked_handles else head.choose_greedily
+    if choose is not None and table.are_plain([row.state.slot for row in rows]):
+        token_ids, largest = choose(states)
         return partial(append_largest, table, rows, token_ids, largest)
     logits = head.compute_logits(states)
     return partial(sample_rows, head.sampler, table, step, rows, logits, masks)

@@ -39,7 +39,7 @@ class CausalModel(Protocol):
         """Weights; those that layers share come once."""
 
 
-ChooseGreedily = Callable[[torch.Tensor], tuple[Ints, Float32s]]
+GreedyChooser = Callable[[torch.Tensor], tuple[Ints, Float32s]]
 """See `ChoosesGreedily.choose_greedily`."""
 
 
