@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from pagewire.cli.ready import GATEWAY_SERVICE, parse_ready_line, wait_serving
+from pagewire.kit.sockets import is_listening, unix_path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ("gateway", "tokenizer_svc", "scheduler_svc", "worker_svc")
@@ -119,6 +120,18 @@ class Stack:
         found = [p for p in self.processes() if module in _cmdline(p)]
         assert len(found) == 1, [_cmdline(p) for p in self.processes()]
         return found[0]
+
+    def kill_child(self, module: str) -> None:
+        """Kill a child by SIGKILL and wait until its sockets are dead, which is after the signal.
+
+        Of a stopped supervisor the dead child stays a zombie, so the process cannot be waited for.
+        """
+        child = self.child(module)
+        paths = [unix_path(flag.partition("=")[2]) for flag in child.cmdline()]
+        child.kill()
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while any(path is not None and is_listening(path) for path in paths):
+            assert time.monotonic() < deadline, f"{module} is killed, and its sockets answer"
 
     def wait_children(self) -> None:
         """Wait until the supervisor has started its children, ready or not."""

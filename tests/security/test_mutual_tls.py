@@ -42,7 +42,12 @@ def ports(services: Services) -> dict[str, tuple[str, str]]:
 async def test_a_chat_goes_through_all_four(services: Services) -> None:
     trusted = ssl.create_default_context(cafile=str(services.authority.file))
     url = f"https://localhost:{services.http_port}/v1/chat/completions"
-    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    body = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
     headers = {"authorization": f"Bearer {API_KEY}"}
     async with httpx.AsyncClient(verify=trusted, timeout=120) as client:
         answer = await client.post(url, json=body, headers=headers)

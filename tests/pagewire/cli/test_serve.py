@@ -182,7 +182,7 @@ def test_kill_9_after_a_child_was_killed_leaves_nothing(start):
     stack = start().wait_ready()
     # A supervisor that is stopped restarts nobody, and the child's sockets stay.
     stack.process.send_signal(signal.SIGSTOP)
-    stack.child("worker_svc").kill()
+    stack.kill_child("worker_svc")
     stack.end(signal.SIGKILL)
     assert stack.wait_gone() == []
     assert stack.runtime_files() == []
