@@ -6,6 +6,7 @@
 
 #include "errors.h"
 #include "plan.h"
+#include "processor.h"
 
 #ifndef PAGEWIRE_SOURCES
 #define PAGEWIRE_SOURCES ""
@@ -28,19 +29,11 @@ EXPORT const char *pw_sources() { return PAGEWIRE_SOURCES; }
 
 // A variant by its place, best first; null past the last, or where this processor lacks it.
 EXPORT const Kernels *pw_kernels(int32_t place) {
-  __builtin_cpu_init();
   switch (place) {
-  case 0: {
-    const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                     __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
-    return has ? &kKernelsAvx512 : nullptr;
-  }
-  case 1: {
-    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                     __builtin_cpu_supports("f16c");
-    return has ? &kKernelsAvx2 : nullptr;
-  }
+  case 0:
+    return has_avx512() ? &kKernelsAvx512 : nullptr;
+  case 1:
+    return has_avx2() ? &kKernelsAvx2 : nullptr;
   default:
     return nullptr;
   }
