@@ -143,6 +143,11 @@ void unpack_row(const Matrix &matrix, int32_t row, float *out) {
   }
 }
 
+// Where the first group of a token lies among activations; each other is kTokens further on.
+inline int64_t place_of(int32_t token, int32_t num_groups) {
+  return int64_t{token / kTokens} * num_groups * kTokens + token % kTokens;
+}
+
 void quantize(const float *input, int32_t size, int32_t token, const Activations &output) {
   for (int g = 0; g < size / kGroup; ++g) {
     const float *values = input + g * kGroup;
@@ -151,8 +156,7 @@ void quantize(const float *input, int32_t size, int32_t token, const Activations
       largest = vmax(largest, magnitude(load(values + i)));
     const float scale = lanes_max(largest) / kLargestCode;
     const float factor = scale > kLeastScale ? 1.0f / scale : 0.0f;
-    const int64_t place =
-        (int64_t{token / kTokens} * (size / kGroup) + g) * kTokens + token % kTokens;
+    const int64_t place = place_of(token, size / kGroup) + int64_t{g} * kTokens;
     const int32_t sum = round_to_words(values, factor, output.codes + place * kGroup);
     // Conversion to a whole number would hide NaN and infinity; the scale carries them on.
     Vector rest = splat(0.0f);

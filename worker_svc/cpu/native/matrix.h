@@ -42,24 +42,34 @@ void unpack_matrix_row(const Matrix &matrix, int32_t row, float *out) {
     unpack_row(matrix, row, out);
 }
 
-void multiply_matrix(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
-                     const Output &output) {
+// A type, as a value.
+template <typename TheRows> struct Form {
+  using Rows = TheRows;
+};
+
+// Calls a function with the form of a matrix's rows, which are codes.
+template <typename Function> void with_form(const Matrix &matrix, Function function) {
   switch (matrix.kind) {
   case kQ4:
-    return multiply<BlockRows<Codes4, true>>(matrix, input, begin, end, output);
+    return function(Form<BlockRows<Codes4, true>>());
   case kQ8:
-    return multiply<BlockRows<Codes8, false>>(matrix, input, begin, end, output);
+    return function(Form<BlockRows<Codes8, false>>());
   case kQ4K:
-    return multiply<SuperRows<kQ4K, Codes4>>(matrix, input, begin, end, output);
+    return function(Form<SuperRows<kQ4K, Codes4>>());
   case kQ5K:
-    return multiply<SuperRows<kQ5K, Codes8>>(matrix, input, begin, end, output);
-  case kQ6K:
-    return multiply<SuperRows<kQ6K, Codes8>>(matrix, input, begin, end, output);
-  case kF16:
-    return multiply_floats_of<Halves>(matrix, input, begin, end, output);
+    return function(Form<SuperRows<kQ5K, Codes8>>());
   default:
-    return multiply_floats_of<Bfloats>(matrix, input, begin, end, output);
+    return function(Form<SuperRows<kQ6K, Codes8>>());
   }
+}
+
+void multiply_matrix(const Matrix &matrix, const Activations &input, int32_t begin, int32_t end,
+                     const Output &output) {
+  if (matrix.kind == kF16) return multiply_floats_of<Halves>(matrix, input, begin, end, output);
+  if (matrix.kind == kBF16) return multiply_floats_of<Bfloats>(matrix, input, begin, end, output);
+  with_form(matrix, [&](auto form) {
+    multiply<typename decltype(form)::Rows>(matrix, input, begin, end, output);
+  });
 }
 
 } // namespace

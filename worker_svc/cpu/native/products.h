@@ -83,23 +83,36 @@ template <typename Rows> struct Packed {
   }
 };
 
-// A span of columns of them, unpacked.
-template <typename Rows> struct Unpacked {
-  using Codes = typename Rows::Codes;
+// Scales and offsets of a span of columns, as floats.
+template <typename Rows> struct SpanScales {
   static constexpr int kScales = Rows::kScales;
   static constexpr bool kHasOffsets = Rows::kHasOffsets;
 
-  alignas(64) int16_t codes[kSpan][kPairs][kRows][2 * kLanes];
   alignas(64) float scales[kSpan][kScales][kRows][kLanes];
   alignas(64) float offsets[kSpan][kRows][kLanes];
+
+  // Those of one group, and of one row group, to a place of the span.
+  void fill_scales(const Packed<Rows> &packed, int group, int row, int place) {
+    for (int part = 0; part < kScales; ++part)
+      store(scales[place][part][row], packed.scale(group, part, row));
+    if constexpr (kHasOffsets) store(offsets[place][row], packed.offset(group, row));
+  }
+  Vector scale(int group, int part, int row) const { return load(scales[group][part][row]); }
+  Vector offset(int group, int row) const { return load(offsets[group][row]); }
+};
+
+// A span of columns, unpacked.
+template <typename Rows> struct Unpacked : SpanScales<Rows> {
+  using Codes = typename Rows::Codes;
+  using SpanScales<Rows>::kScales;
+
+  alignas(64) int16_t codes[kSpan][kPairs][kRows][2 * kLanes];
 
   void fill(const Packed<Rows> &packed, int begin, int end) {
     for (int g = begin; g < end; ++g) {
       packed.prefetch(g);
       for (int r = 0; r < kRows; ++r) {
-        for (int part = 0; part < kScales; ++part)
-          store(scales[g - begin][part][r], packed.scale(g, part, r));
-        if constexpr (kHasOffsets) store(offsets[g - begin][r], packed.offset(g, r));
+        this->fill_scales(packed, g, r, g - begin);
         for (int i = 0; i < Packed<Rows>::kVectors; ++i)
           fill_vector(packed.words(g, r, i), g - begin, r, i);
       }
@@ -112,8 +125,6 @@ template <typename Rows> struct Unpacked {
   }
 
   void prefetch(int) const {}
-  Vector scale(int group, int part, int row) const { return load(scales[group][part][row]); }
-  Vector offset(int group, int row) const { return load(offsets[group][row]); }
   template <int kCount>
   void multiply(int group, int part, const int16_t *tokens, Integers (&dots)[kRows][kCount]) const {
 #pragma GCC unroll 16
