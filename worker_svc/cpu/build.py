@@ -43,7 +43,12 @@ _FLAGS_OF_GCC = ("-fno-loop-unroll-and-jam",)
 """Those that clang knows nothing of, and refuses."""
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni")))
-_VARIANT_FLAGS = {"kernels_avx2.cpp": _AVX2, "kernels_avx512.cpp": _AVX512}
+_AMX = (*_AVX512, "-mamx-tile", "-mamx-int8")
+_VARIANT_FLAGS = {
+    "kernels_avx2.cpp": _AVX2,
+    "kernels_avx512.cpp": _AVX512,
+    "kernels_amx.cpp": _AMX,
+}
 _COMPILE_TIMEOUT_S = 600
 
 

@@ -21,7 +21,7 @@ from worker_svc.cpu.structs import Address, Cache, Largest, Matrix, Model, Step
 
 log = get_logger("worker_svc.cpu")
 
-NUM_VARIANTS = 2
+NUM_VARIANTS = 3
 ARITHMETIC = 2
 """Goes up with every change that gives other numbers: no engine goes on with another's tokens."""
 _INT, _LONG, _FLOAT, _BOOL = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_bool

@@ -15,6 +15,7 @@
 namespace pagewire {
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
+extern const Kernels kKernelsAmx;
 } // namespace pagewire
 
 using namespace pagewire;
@@ -31,8 +32,10 @@ EXPORT const char *pw_sources() { return PAGEWIRE_SOURCES; }
 EXPORT const Kernels *pw_kernels(int32_t place) {
   switch (place) {
   case 0:
-    return has_avx512() ? &kKernelsAvx512 : nullptr;
+    return has_amx() ? &kKernelsAmx : nullptr;
   case 1:
+    return has_avx512() ? &kKernelsAvx512 : nullptr;
+  case 2:
     return has_avx2() ? &kKernelsAvx2 : nullptr;
   default:
     return nullptr;
@@ -95,8 +98,9 @@ EXPORT int32_t pw_linear(const Kernels *kernels, Matrix matrix, const float *inp
     const int64_t groups = int64_t{matrix.columns} / kGroup * kTokens * blocks;
     std::vector<int16_t> codes(groups * kGroup);
     std::vector<float> scales(groups), sums(groups);
-    Activations activations{input,         matrix.columns, codes.data(),
-                            scales.data(), sums.data(),    num_tokens};
+    std::vector<TokenTiles> tiles(kernels->takes_tiles ? num_tiles(num_tokens, matrix.columns) : 0);
+    Activations activations{input,       matrix.columns, codes.data(), scales.data(),
+                            sums.data(), tiles.data(),   num_tokens};
     for (int32_t token = 0; token < num_tokens; ++token)
       kernels->quantize(input + int64_t{token} * matrix.columns, matrix.columns, token,
                         activations);

@@ -11,6 +11,7 @@ constexpr int kGroup = 32;      // weights that share a scale: GGML's block
 constexpr int kKeyTile = 64;    // keys that a query reduces at a time, from position 0 on
 constexpr int kMaxTokens = 128; // tokens of one matrix product
 constexpr int kTokens = 4;      // for which a group of weights is unpacked at once
+constexpr int kTileTokens = 16; // of a tile, at most
 
 enum Kind : int32_t { kQ4 = 0, kQ8 = 1, kQ4K = 2, kQ5K = 3, kQ6K = 4, kF16 = 5, kBF16 = 6 };
 
@@ -26,17 +27,29 @@ struct Matrix {
   int32_t columns;
 };
 
+// Codes of a group of some tokens, split into bytes: code = 256 * high + low.
+struct alignas(64) TokenTiles {
+  int8_t high[kTileTokens][kGroup];
+  uint8_t low[kTileTokens][kGroup];
+};
+
 // Tokens as they are and, for matrices that take them so, quantized: 16 bits, one scale for each
 // group of a token. Those that a product takes at once lie side by side, and all their groups after
 // each other.
 struct Activations {
   const float *values; // [num_tokens] at stride
   int64_t stride;
-  int16_t *codes; // [num_tokens / kTokens, rounded up][groups][kTokens][kGroup]
-  float *scales;  // the same without [kGroup]
-  float *sums;    // the same, scale times the sum of the codes
+  int16_t *codes;    // [num_tokens / kTokens, rounded up][groups][kTokens][kGroup]
+  float *scales;     // the same without [kGroup]
+  float *sums;       // the same, scale times the sum of the codes
+  TokenTiles *tiles; // [num_tokens / kTileTokens, rounded up][groups], of kernels that take them
   int32_t num_tokens;
 };
+
+// Of Activations::tiles, for so many tokens and columns.
+static constexpr int64_t num_tiles(int32_t num_tokens, int64_t columns) {
+  return (int64_t{num_tokens} + kTileTokens - 1) / kTileTokens * (columns / kGroup);
+}
 
 // Where a matrix product goes: out[token * stride + row], plus bias, or added to what is there.
 struct Output {
@@ -79,6 +92,7 @@ struct Largest {
 struct Kernels {
   const char *name;
   int32_t lanes;
+  bool takes_tiles; // whether it multiplies Activations::tiles
   // Bytes of `lanes` rows.
   int64_t (*group_bytes)(int32_t kind, int32_t columns);
   // Packs rows [first, first + lanes) from a file's blocks; rows past the end become zero.

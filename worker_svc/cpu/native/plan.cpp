@@ -46,7 +46,12 @@ Plan::Plan(const Kernels &kernels, Pool &pool, const Model &model)
   codes_.reset(new int16_t[groups * kGroup]);
   scales_.reset(new float[groups]);
   sums_.reset(new float[groups]);
-  input_ = Activations{nullptr, 0, codes_.get(), scales_.get(), sums_.get(), 0};
+  // Not left as the memory is: what no token has is multiplied too, and thrown away.
+  if (kernels.takes_tiles) token_tiles_.reset(new TokenTiles[num_tiles(kMaxTokens, widest)]());
+  input_.codes = codes_.get();
+  input_.scales = scales_.get();
+  input_.sums = sums_.get();
+  input_.tiles = token_tiles_.get();
 }
 
 void Plan::forward(const Cache &cache, const Step &step, float *hidden) {

@@ -120,7 +120,8 @@ private:
   std::unique_ptr<float[]> qkv_, attended_, gate_up_, normed_;
   std::unique_ptr<int16_t[]> codes_;
   std::unique_ptr<float[]> scales_, sums_;
-  Activations input_;
+  std::unique_ptr<TokenTiles[]> token_tiles_;
+  Activations input_{};
 };
 
 } // namespace pagewire

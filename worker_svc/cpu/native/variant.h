@@ -13,6 +13,7 @@ namespace {
 constexpr Kernels make_kernels(const char *name) {
   return Kernels{name,
                  kLanes,
+                 false,
                  matrix_group_bytes,
                  pack_matrix,
                  unpack_matrix_row,
