@@ -13,12 +13,7 @@ _VARIANTS = [] if _LIBRARY is None else variants(_LIBRARY)
 _NOT_BUILT = "not built"
 
 
-def variant_names() -> list[str]:
-    """Of the variants that this processor has."""
-    return [kernels.name for kernels in _VARIANTS]
-
-
-@pytest.fixture(params=variant_names() or [_NOT_BUILT])
+@pytest.fixture(params=[*(kernels.name for kernels in _VARIANTS)] or [_NOT_BUILT])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     if request.param == _NOT_BUILT:
         if platform.machine() == "x86_64":
