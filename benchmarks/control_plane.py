@@ -44,6 +44,9 @@ from pagewire.cli.bench.workload import RandomWorkload
 from pagewire.cli.own_stack import OwnStack, start_own_stack
 from pagewire.kit.completion_wakeups import cheapen_wakeups
 
+BLOCK_SIZE = 16
+"""Tokens of a block of the KV cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -209,6 +212,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def num_blocks(options: argparse.Namespace) -> int:
+    """Blocks in which no request is preempted, whose tokens would be computed twice."""
+    of_stream = (options.prompt_len + options.output_len) // BLOCK_SIZE + 2
+    # One stream has outputs that are longer, and a pool to itself.
+    return of_stream * max(4, *map(int, options.streams.split(",")))
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     options = parse_args(argv)
     cheapen_wakeups()  # the client shares the machine with what it measures
@@ -216,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     output = options.output.resolve() if options.output else None
     if Path(options.model).is_dir():
         options.model = str(Path(options.model).resolve())
-    flags = control_plane_flags(options)
+    flags = [*control_plane_flags(options), f"--num-gpu-blocks-override={num_blocks(options)}"]
     # `python -m` looks into the working directory first: it must be none of the trees.
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         os.chdir(folder)

@@ -38,6 +38,7 @@ from gateway.tokenizer_client import TokenizerClient
 from gateway.trace.interceptor import TraceInterceptor
 from gateway.trace.recorder import TraceRecorder
 from pagewire.kit import garbage
+from pagewire.kit.completion_wakeups import let_completions_gather
 from pagewire.kit.logs import configure_logging, get_logger
 from pagewire.kit.metrics import new_registry
 from pagewire.kit.port_security import PortSecurity
@@ -235,6 +236,8 @@ async def serve(config: GatewayConfig) -> int:
     try:
         await server.start()
         garbage.settle()
+        # Nobody waits for it in a step; it writes more messages than all others together.
+        let_completions_gather()
         failing = asyncio.create_task(server.wait_failed())
         waiting = asyncio.create_task(shutdown.wait())
         try:

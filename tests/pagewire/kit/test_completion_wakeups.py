@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from pagewire.kit.completion_wakeups import _Pipes
 
 SCRIPT = """
@@ -84,5 +86,35 @@ def test_a_server_in_a_process_of_others_leaves_their_loops_alone():
         assert run(main) == 0
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+GATHERING = """
+    import asyncio, os, threading
+
+    import grpc
+
+    from pagewire.kit.completion_wakeups import let_completions_gather
+
+    def policies():
+        return {t.name: os.sched_getscheduler(t.native_id) for t in threading.enumerate()}
+
+    async def main():
+        let_completions_gather()  # there is no such thread yet
+        async with grpc.aio.insecure_channel("127.0.0.1:1"):
+            let_completions_gather()
+            found = policies()
+            others = {found.pop("MainThread")}
+            assert set(found.values()) == {os.SCHED_BATCH}, found
+            assert others == {os.SCHED_OTHER}
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs its scheduling policies")
+def test_the_thread_that_tells_of_completions_pushes_nobody_off_a_core():
+    command = [sys.executable, "-c", textwrap.dedent(GATHERING)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
