@@ -225,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     trees = [tree.resolve() for tree in options.tree or [Path(__file__).parents[1]]]
     output = options.output.resolve() if options.output else None
     if Path(options.model).is_dir():
-        options.model = str(Path(options.model).resolve())
+        options.model = Path(options.model).resolve()
     flags = [*control_plane_flags(options), f"--num-gpu-blocks-override={num_blocks(options)}"]
     # `python -m` looks into the working directory first: it must be none of the trees.
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
         **when_and_where(),
         # Without folders of this machine: results have the trees' names.
         "options": {
-            name: str(value)
+            name: value.name if isinstance(value, Path) else str(value)
             for name, value in vars(options).items()
             if name not in ("output", "tree")
         },
