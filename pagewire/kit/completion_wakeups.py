@@ -8,6 +8,7 @@ Here it is given a pipe, which costs less than a pair of sockets, and reads all 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -74,10 +75,12 @@ def let_completions_gather() -> None:
     that the loop writes. As `SCHED_BATCH` it waits there until the loop sleeps, and then tells of
     all that completed; where a core is idle nothing changes. An operation may be told some
     milliseconds later, so this is not for a service that others wait for in each step.
-    Once the first channel or server is made; a thread that is not found stays as it is.
+    Once the first channel or server is made; a thread that is not found, or may not be changed
+    (as in a sandbox), stays as it is.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return
     for thread in threading.enumerate():
         if thread.name.endswith(_POLLER_NAME) and thread.native_id is not None:
-            os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))

@@ -1,12 +1,14 @@
 """What wakes an event loop for grpc.aio, in a process of its own: the change is for all of it."""
 
+import os
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
-from pagewire.kit.completion_wakeups import _Pipes
+from pagewire.kit.completion_wakeups import _Pipes, let_completions_gather
 
 SCRIPT = """
     import asyncio
@@ -118,3 +120,23 @@ def test_the_thread_that_tells_of_completions_pushes_nobody_off_a_core():
     command = [sys.executable, "-c", textwrap.dedent(GATHERING)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs its scheduling policies")
+def test_a_thread_that_may_not_be_changed_stays_as_it_is(monkeypatch):
+    asked = []
+
+    def refuse(thread_id, policy, _param):
+        asked.append((thread_id, policy))
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, name="Thread-1 (_poll_wrapper)")
+    thread.start()
+    try:
+        let_completions_gather()
+    finally:
+        ended.set()
+        thread.join()
+    assert (thread.native_id, os.SCHED_BATCH) in asked
