@@ -30,6 +30,7 @@ from pathlib import Path
 
 import uvloop
 from measured_stack import (
+    MAX_MODEL_LEN,
     TIMEOUT_S,
     completions_target,
     control_plane_flags,
@@ -213,10 +214,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def num_blocks(options: argparse.Namespace) -> int:
-    """Blocks in which no request is preempted, whose tokens would be computed twice."""
+    """Blocks in which no request is preempted, whose tokens would be computed twice.
+
+    At least those of one request of the longest length, which a scheduler insists on.
+    """
     of_stream = (options.prompt_len + options.output_len) // BLOCK_SIZE + 2
     # One stream has outputs that are longer, and a pool to itself.
-    return of_stream * max(4, *map(int, options.streams.split(",")))
+    num_streams = max(4, *map(int, options.streams.split(",")))
+    return max(of_stream * num_streams, MAX_MODEL_LEN // BLOCK_SIZE + 1)
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, object]:

@@ -25,6 +25,8 @@ SERVICES = {
 }
 """Modules of the services, and what figures call them."""
 MODEL_NAME = "measured"
+MAX_MODEL_LEN = 2048
+"""Of stacks whose worker computes next to nothing."""
 TIMEOUT_S = 600.0
 """Of a request."""
 
@@ -45,7 +47,7 @@ def control_plane_flags(options: argparse.Namespace) -> list[str]:
         f"--device={options.device}",
         f"--sim-step-time-us={options.step_time_us}",
         f"--max-num-seqs={max(map(int, options.streams.split(',')))}",
-        "--max-model-len=2048",
+        f"--max-model-len={MAX_MODEL_LEN}",
     ]
 
 

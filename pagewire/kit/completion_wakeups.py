@@ -72,9 +72,9 @@ def let_completions_gather() -> None:
     """Have grpc.aio's thread push nobody off a core to tell of a completed operation (Linux).
 
     On a machine whose cores are all busy it pushes the event loop off its core for each message
-    that the loop writes. As `SCHED_BATCH` it waits there until the loop sleeps, and then tells of
-    all that completed; where a core is idle nothing changes. An operation may be told some
-    milliseconds later, so this is not for a service that others wait for in each step.
+    that the loop writes. As `SCHED_BATCH` it waits there until the loop sleeps or its time is up,
+    and then tells of all that completed; where a core is idle nothing changes. An operation may be
+    told some milliseconds later, so this is not for a service that others wait for in each step.
     Once the first channel or server is made; a thread that is not found, or may not be changed
     (as in a sandbox), stays as it is.
     """
@@ -83,4 +83,6 @@ def let_completions_gather() -> None:
     for thread in threading.enumerate():
         if thread.name.endswith(_POLLER_NAME) and thread.native_id is not None:
             with contextlib.suppress(OSError):
-                os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))
+                # Whoever started the process with another policy meant it for all of its threads.
+                if os.sched_getscheduler(thread.native_id) == os.SCHED_OTHER:
+                    os.sched_setscheduler(thread.native_id, os.SCHED_BATCH, os.sched_param(0))

@@ -127,7 +127,8 @@ class Stack:
         Of a stopped supervisor the dead child stays a zombie, so the process cannot be waited for.
         """
         child = self.child(module)
-        paths = [unix_path(flag.partition("=")[2]) for flag in child.cmdline()]
+        own = [f for f in child.cmdline() if f.startswith(("--listen=", "--admin-listen="))]
+        paths = [unix_path(flag.partition("=")[2]) for flag in own]
         child.kill()
         deadline = time.monotonic() + END_TIMEOUT_S
         while any(path is not None and is_listening(path) for path in paths):

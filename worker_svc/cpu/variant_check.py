@@ -32,8 +32,9 @@ Floats = npt.NDArray[np.float32]
 _ROWS = 24
 _COLUMNS = 768
 """Whole blocks of every type, and more than are unpacked at once for many tokens."""
-_NUM_TOKENS = (1, 2, 3, 4, 5, 7, 13, 19)
-"""The last are many: blocks of them, and one left; more than a tile has, and an odd number."""
+_NUM_TOKENS = (1, 2, 3, 4, 5, 7, 13, 19, 48)
+"""The last are many: blocks of them, and one left; an odd number that is more than a tile has, and
+full tiles."""
 _WITH_OFFSETS = (GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q5_K)
 _TOLERANCE = 0.003
 """Of a result's largest value: keys and values have 11 bits, activations 16."""
