@@ -231,7 +231,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, object]:
     output = options.output.resolve() if options.output else None
     if Path(options.model).is_dir():
         options.model = Path(options.model).resolve()
-    flags = [*control_plane_flags(options), f"--num-gpu-blocks-override={num_blocks(options)}"]
+    flags = control_plane_flags(options)
+    if options.device == "sim":  # elsewhere blocks are memory, and the default is enough
+        flags.append(f"--num-gpu-blocks-override={num_blocks(options)}")
     # `python -m` looks into the working directory first: it must be none of the trees.
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         os.chdir(folder)
